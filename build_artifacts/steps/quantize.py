@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from build_artifacts.recipes import (
     Quantization,
     SmoothedInt8,
     StaticInt8,
+    WeightOnlyInt8,
 )
 from build_artifacts.smoothing.quantizer import quantize_smoothed
 from deployments.batching.batch_policy import collate
@@ -64,7 +66,7 @@ def quantize(
     read or written.
     """
     try:
-        _quantize_graph(graph, scheme, into, items, excluded_nodes)
+        _Quantizer(graph, into, items, excluded_nodes).quantize(scheme)
     except OSError:
         raise
     except Exception as exc:  # quantizers raise any exception on unexpected graphs
@@ -75,28 +77,135 @@ def quantize(
         ) from exc
 
 
-def _quantize_graph(
-    graph: Path,
-    scheme: Quantization,
-    into: Path,
-    items: Sequence[TokenizedItem],
-    excluded_nodes: Collection[str],
-) -> None:
-    if isinstance(scheme, DynamicInt8):
-        model = _quantize_dynamic(graph, scheme, excluded_nodes, into)
-    elif isinstance(scheme, StaticInt8):
-        model = _quantize_static(graph, scheme, excluded_nodes, into, items)
-    elif isinstance(scheme, SmoothedInt8):
-        _quantize_smoothed(graph, scheme, excluded_nodes, into, items)
-        return
-    elif isinstance(scheme, NncfInt8):
-        _quantize_with_nncf(graph, into, items)
-        return
-    else:
-        _quantize_weights(_load_graph(graph), scheme.block, None, into)
-        return
-    if excluded_nodes:
-        _quantize_weights(model, EXCLUDED_BLOCK_SIZE, excluded_nodes, into)
+@dataclass(frozen=True, slots=True)
+class _Quantizer:
+    """Quantizer of the float `graph` to the file `into`; the other fields are as in `quantize`."""
+
+    graph: Path
+    into: Path
+    items: Sequence[TokenizedItem]
+    excluded_nodes: Collection[str]
+
+    def quantize(self, scheme: Quantization) -> None:
+        match scheme:
+            case DynamicInt8():
+                self._quantize_dynamic(scheme)
+            case StaticInt8():
+                self._quantize_static(scheme)
+            case SmoothedInt8():
+                self._quantize_smoothed(scheme)
+            case NncfInt8():
+                self._quantize_with_nncf()
+            case WeightOnlyInt8():
+                _quantize_weights(_load_graph(self.graph), scheme.block, None, self.into)
+
+    def _quantize_dynamic(self, scheme: DynamicInt8) -> None:
+        from onnxruntime.quantization import quantize_dynamic
+
+        model = _load_graph(self.graph)
+        quantize_dynamic(
+            model,
+            self.into,
+            weight_type=_choose_weight_type(model),
+            per_channel=True,
+            op_types_to_quantize=list(scheme.op_types),
+            nodes_to_exclude=list(self.excluded_nodes),
+            extra_options={"WeightSymmetric": scheme.symmetric_weights, **_FLOAT},
+        )
+        self._quantize_in_blocks(self.excluded_nodes)
+
+    def _quantize_static(self, scheme: StaticInt8) -> None:
+        from onnxruntime.quantization import CalibrationMethod as OrtCalibration
+        from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
+
+        methods: dict[CalibrationMethod, OrtCalibration] = {
+            "minmax": OrtCalibration.MinMax,
+            "percentile": OrtCalibration.Percentile,
+            "entropy": OrtCalibration.Entropy,
+        }
+        model = _load_graph(self.graph)
+        reader = _CalibrationReader(
+            _truncate_to_equal_length(self.items), [value.name for value in model.graph.input]
+        )
+        with TemporaryDirectory() as temporary:
+            ranges = Path(temporary, "ranges.json")
+            if scheme.calibration == "entropy":
+                _write_entropy_ranges(model, scheme, reader, ranges)
+            quantize_static(
+                model,
+                self.into,
+                reader,
+                quant_format=QuantFormat.QDQ,
+                op_types_to_quantize=list(scheme.op_types),
+                nodes_to_exclude=[*self.excluded_nodes, *_find_products_of_activations(model)],
+                per_channel=True,
+                activation_type=QuantType.QUInt8,
+                weight_type=_choose_weight_type(model),
+                calibrate_method=methods[scheme.calibration],
+                # Symmetric weights: int8 kernels of other engines require them.
+                extra_options={
+                    "WeightSymmetric": True,
+                    # Consumers quantize their inputs, so a quantized output would be rounded twice.
+                    "OpTypesToExcludeOutputQuantization": ["MatMul"],
+                    **_FLOAT,
+                },
+                calibration_cache_path=ranges,
+            )
+        self._quantize_in_blocks(self.excluded_nodes)
+
+    def _quantize_smoothed(self, scheme: SmoothedInt8) -> None:
+        import onnx
+
+        model = onnx.load(self.graph, load_external_data=False)
+        names = [value.name for value in model.graph.input]
+        feeds = list(_calibration_feeds(map(_truncate, self.items), names))
+        floating = quantize_smoothed(self.graph, scheme, self.into, feeds, self.excluded_nodes)
+        if scheme.layout == "operators":
+            self._quantize_in_blocks(floating)
+
+    def _quantize_with_nncf(self) -> None:
+        import onnx
+
+        size = self.graph.stat().st_size
+        if size > MAX_NNCF_BYTES:
+            raise UnsupportedModel(
+                f"the graph takes {size / 1e9:.1f} GB; the maximum for NNCF is "
+                f"{MAX_NNCF_BYTES / 1e9:.1f} GB",
+                hint="use other int8 candidates",
+            )
+        disable_telemetry()
+        import nncf
+        from nncf.quantization.advanced_parameters import (
+            AdvancedQuantizationParameters,
+            OverflowFix,
+        )
+
+        # NNCF requires recorded shapes and does not infer them.
+        model = onnx.shape_inference.infer_shapes(_load_graph(self.graph))
+        chosen = _truncate_to_equal_length(self.items)
+        feeds = list(_calibration_feeds(chosen, [value.name for value in model.graph.input]))
+        quantized = nncf.quantize(
+            model,
+            nncf.Dataset(feeds),
+            model_type=nncf.ModelType.TRANSFORMER,
+            preset=nncf.QuantizationPreset.MIXED,
+            subset_size=len(feeds),
+            advanced_parameters=AdvancedQuantizationParameters(
+                # On a CPU whose int8 sums overflow, quantize all weights to 7 bits (ENABLE). The
+                # default, FIRST_LAYER, does so for some weights only.
+                overflow_fix=OverflowFix.ENABLE
+                if read_cpu_info().int8_overflows
+                else OverflowFix.FIRST_LAYER,
+            ),
+        )
+        onnx.save(quantized, self.into)
+
+    def _quantize_in_blocks(self, nodes: Collection[str]) -> None:
+        """Quantize the weights of `nodes`, which the quantized graph has in float."""
+        import onnx
+
+        if nodes:
+            _quantize_weights(onnx.load(self.into), EXCLUDED_BLOCK_SIZE, nodes, self.into)
 
 
 def _load_graph(graph: Path) -> onnx.ModelProto:
@@ -115,25 +224,6 @@ def _load_graph(graph: Path) -> onnx.ModelProto:
     return model
 
 
-def _quantize_dynamic(
-    graph: Path, scheme: DynamicInt8, excluded_nodes: Collection[str], into: Path
-) -> onnx.ModelProto:
-    import onnx
-    from onnxruntime.quantization import quantize_dynamic
-
-    model = _load_graph(graph)
-    quantize_dynamic(
-        model,
-        into,
-        weight_type=_choose_weight_type(model),
-        per_channel=True,
-        op_types_to_quantize=list(scheme.op_types),
-        nodes_to_exclude=list(excluded_nodes),
-        extra_options={"WeightSymmetric": scheme.symmetric_weights, **_FLOAT},
-    )
-    return onnx.load(into)
-
-
 def _choose_weight_type(model: onnx.ModelProto) -> QuantType:
     """Return uint8 if several products read one weight, as in ALBERT, else int8.
 
@@ -146,53 +236,6 @@ def _choose_weight_type(model: onnx.ModelProto) -> QuantType:
     read = [node.input[1] for node in model.graph.node if node.op_type == "MatMul"]
     readers = Counter(name for name in read if name in constants)
     return QuantType.QUInt8 if max(readers.values(), default=0) > 1 else QuantType.QInt8
-
-
-def _quantize_static(
-    graph: Path,
-    scheme: StaticInt8,
-    excluded_nodes: Collection[str],
-    into: Path,
-    items: Sequence[TokenizedItem],
-) -> onnx.ModelProto:
-    import onnx
-    from onnxruntime.quantization import CalibrationMethod as OrtCalibration
-    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
-
-    methods: dict[CalibrationMethod, OrtCalibration] = {
-        "minmax": OrtCalibration.MinMax,
-        "percentile": OrtCalibration.Percentile,
-        "entropy": OrtCalibration.Entropy,
-    }
-    model = _load_graph(graph)
-    reader = _CalibrationReader(
-        _truncate_to_equal_length(items), [value.name for value in model.graph.input]
-    )
-    with TemporaryDirectory() as temporary:
-        ranges = Path(temporary, "ranges.json")
-        if scheme.calibration == "entropy":
-            _write_entropy_ranges(model, scheme, reader, ranges)
-        quantize_static(
-            model,
-            into,
-            reader,
-            quant_format=QuantFormat.QDQ,
-            op_types_to_quantize=list(scheme.op_types),
-            nodes_to_exclude=[*excluded_nodes, *_find_products_of_activations(model)],
-            per_channel=True,
-            activation_type=QuantType.QUInt8,
-            weight_type=_choose_weight_type(model),
-            calibrate_method=methods[scheme.calibration],
-            # Symmetric weights: int8 kernels of other engines require them.
-            extra_options={
-                "WeightSymmetric": True,
-                # Consumers quantize their inputs, so a quantized output would be rounded twice.
-                "OpTypesToExcludeOutputQuantization": ["MatMul"],
-                **_FLOAT,
-            },
-            calibration_cache_path=ranges,
-        )
-    return onnx.load(into)
 
 
 def _find_products_of_activations(model: onnx.ModelProto) -> list[str]:
@@ -220,56 +263,6 @@ def _write_entropy_ranges(
     )
     calibrator.collect_data(reader)
     save_tensors_data(calibrator.compute_data(), ranges)
-
-
-def _quantize_smoothed(
-    graph: Path,
-    scheme: SmoothedInt8,
-    excluded_nodes: Collection[str],
-    into: Path,
-    items: Sequence[TokenizedItem],
-) -> None:
-    import onnx
-
-    names = [value.name for value in onnx.load(graph, load_external_data=False).graph.input]
-    feeds = list(_calibration_feeds(map(_truncate, items), names))
-    floating = quantize_smoothed(graph, scheme, into, feeds, excluded_nodes)
-    if scheme.layout == "operators" and floating:
-        _quantize_weights(onnx.load(into), EXCLUDED_BLOCK_SIZE, floating, into)
-
-
-def _quantize_with_nncf(graph: Path, into: Path, items: Sequence[TokenizedItem]) -> None:
-    import onnx
-
-    if graph.stat().st_size > MAX_NNCF_BYTES:
-        raise UnsupportedModel(
-            f"the graph takes {graph.stat().st_size / 1e9:.1f} GB; the maximum for NNCF is "
-            f"{MAX_NNCF_BYTES / 1e9:.1f} GB",
-            hint="use other int8 candidates",
-        )
-    disable_telemetry()
-    import nncf
-    from nncf.quantization.advanced_parameters import AdvancedQuantizationParameters, OverflowFix
-
-    # NNCF requires recorded shapes and does not infer them.
-    model = onnx.shape_inference.infer_shapes(_load_graph(graph))
-    chosen = _truncate_to_equal_length(items)
-    feeds = list(_calibration_feeds(chosen, [value.name for value in model.graph.input]))
-    quantized = nncf.quantize(
-        model,
-        nncf.Dataset(feeds),
-        model_type=nncf.ModelType.TRANSFORMER,
-        preset=nncf.QuantizationPreset.MIXED,
-        subset_size=len(feeds),
-        advanced_parameters=AdvancedQuantizationParameters(
-            # On a CPU whose int8 sums overflow, quantize all weights to 7 bits (ENABLE). The
-            # default, FIRST_LAYER, does so for some weights only.
-            overflow_fix=OverflowFix.ENABLE
-            if read_cpu_info().int8_overflows
-            else OverflowFix.FIRST_LAYER,
-        ),
-    )
-    onnx.save(quantized, into)
 
 
 # ONNX Runtime's option for tensors without an inferred type: 1 means float32.

@@ -32,7 +32,7 @@ def test_lack_of_memory_says_nothing_about_the_model(
     def fail(*arguments: object) -> None:
         raise error
 
-    monkeypatch.setattr(quantize, "_quantize_graph", fail)
+    monkeypatch.setattr(quantize, "_Quantizer", fail)
     with pytest.raises(MemoryError):
         quantize.quantize(tmp_path / "in.onnx", DynamicInt8(), tmp_path / "out.onnx", items=())
 
