@@ -13,10 +13,10 @@ from pathlib import Path
 
 from build_artifacts.demo import DemoModel, build_demo_model, find_demo_model
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
+from build_artifacts.presets import PLAIN_ONNX
 from build_artifacts.progress import BuildProgress
 from build_artifacts.pruning.prune import Pruning
 from build_artifacts.recipes import CPU_FP32, CandidateRecipe, TorchProgramRecipe
-from build_artifacts.report.stages import PLAIN_ONNX
 from deployments.artifacts.manifest import Gate
 from deployments.artifacts.types import Device
 from deployments.plan.changes import set_alias

@@ -25,6 +25,14 @@ from deployments.artifacts.types import Device
 
 _PLAIN = ExportRecipe(dtype="float32", opset=18)
 
+# The plain export with the defaults of an onnxruntime InferenceSession: a baseline of comparisons.
+PLAIN_ONNX = CandidateRecipe(
+    name="onnx",
+    device=Device.CPU,
+    precision="fp32",
+    source=_PLAIN,
+    options=EngineOptions(spinning=True),
+)
 CPU_INT8 = replace(CPU_FP32, name="cpu-int8", precision="int8", quantization=SmoothedInt8())
 # Fastest candidate for batches without padding whose texts have 256 tokens or more.
 CPU_INT8_FLASH = replace(

@@ -13,7 +13,8 @@ from build_artifacts.errors import UnsupportedModel
 from build_artifacts.presets import CPU_INT8_DYNAMIC, OPENVINO_INT8, OPENVINO_INT8_SMOOTH
 from build_artifacts.progress import BuildProgress
 from build_artifacts.recipes import CandidateRecipe
-from build_artifacts.report.stages import RebuiltStages, rebuild_prepared
+from build_artifacts.report.rebuild import rebuild_prepared
+from build_artifacts.report.stages import RebuiltStages
 from build_artifacts.report.values import BASELINE, ReportRequest, TimingModes
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.workspaces.step_runner import StepRunner
@@ -85,15 +86,14 @@ def collect_candidates(
     which must outlive the engines. Raises BuildError if the checkpoint is missing or has changed.
     """
     with BuildProgress.on_stderr() as progress:
-        return _collect(request, manifest, workspace, StepRunner(workspace, progress))
+        return _collect(request, manifest, StepRunner(workspace, progress))
 
 
 def _collect(
-    request: ReportRequest, manifest: ArtifactManifest, workspace: Workspace, steps: StepRunner
+    request: ReportRequest, manifest: ArtifactManifest, steps: StepRunner
 ) -> GraphCandidates:
     encoders = TimingModes.of(request)
-    hub, sources = HuggingFaceHub(), workspace.directory("sources")
-    prepared = rebuild_prepared(manifest, steps, sources, hub, request.adapter)
+    prepared = rebuild_prepared(manifest, steps, HuggingFaceHub(), request.adapter)
     graphs = CandidateGraphs(steps, prepared)
     collected = GraphCandidates()
     rebuilt = RebuiltStages(prepared, graphs, encoders)

@@ -22,12 +22,8 @@ from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.local_model import LocalModel
 from build_artifacts.encoders.candidates import CandidateGraphs
 from build_artifacts.progress import BuildProgress
-from build_artifacts.report.stages import (
-    RebuiltStages,
-    Stage,
-    build_served_stage,
-    rebuild_prepared,
-)
+from build_artifacts.report.rebuild import rebuild_prepared
+from build_artifacts.report.stages import RebuiltStages, Stage, build_served_stage
 from build_artifacts.report.values import (
     BASELINE,
     ReportRequest,
@@ -172,9 +168,7 @@ def _build_stages(model: LocalModel, scratch: Path, modes: TimingModes) -> dict[
         )
     with BuildProgress.on_stderr() as progress:
         steps = StepRunner(Workspace(scratch), progress)
-        prepared = rebuild_prepared(
-            model.manifest, steps, scratch / "sources", HuggingFaceHub(), None
-        )
+        prepared = rebuild_prepared(model.manifest, steps, HuggingFaceHub())
         rebuilt = RebuiltStages(prepared, CandidateGraphs(steps, prepared), modes)
         stages = {stage.name: stage for stage in rebuilt.build_baselines(served, {})}
     return stages | {"served": build_served_stage(served, modes)}

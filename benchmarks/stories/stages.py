@@ -21,11 +21,11 @@ from build_artifacts.evaluation.squad import SquadQuestion
 from build_artifacts.families import read_metadata
 from build_artifacts.families.base import BuildBudget, BuildContext
 from build_artifacts.families.encoder import EncoderBuild, EncoderFamily
-from build_artifacts.presets import CPU_INT8, GPU_FP16
+from build_artifacts.presets import CPU_INT8, GPU_FP16, PLAIN_ONNX
 from build_artifacts.progress import BuildProgress
 from build_artifacts.pruning.prune import Pruning, describe_pruning
 from build_artifacts.recipes import CPU_FP32, BuildRecipe, CandidateRecipe
-from build_artifacts.report.stages import PLAIN_ONNX, rebuild_checkpoint
+from build_artifacts.report.rebuild import rebuild_checkpoint
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.steps.seal import ArtifactIdentity, write_artifact
 from build_artifacts.workspaces.step_runner import StepRunner
@@ -142,8 +142,7 @@ def _start(
     """Prepare the original or the pruned model. The two models need separate workspaces."""
     workspace.root.mkdir(parents=True, exist_ok=True)
     steps = StepRunner(workspace, progress)
-    sources = workspace.directory("sources")
-    checkpoint = rebuild_checkpoint(plan.manifest, steps, sources, HuggingFaceHub(), plan.adapter)
+    checkpoint = rebuild_checkpoint(plan.manifest, steps, HuggingFaceHub(), plan.adapter)
     gate = Gate(metric_drop=plan.max_drop)
     context = BuildContext(
         steps=steps,

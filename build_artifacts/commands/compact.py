@@ -36,7 +36,9 @@ def run(arguments: argparse.Namespace) -> int:
     from build_artifacts.workspaces.step_runner import StepRunner
 
     with BuildProgress.on_stderr() as progress, open_temporary_workspace(arguments.store) as files:
-        checkpoint = resolve(arguments.source, files.directory("sources"), HuggingFaceHub())
+        steps = StepRunner(files, progress)
+        sources = steps.create_directory("sources")
+        checkpoint = resolve(arguments.source, sources, HuggingFaceHub())
         tasks = select_tasks(checkpoint, None, None)
         if find_head(tasks[0]) is ModelHead.NEXT_TOKEN:
             raise encoders_only_error(
@@ -44,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "the compiler compacts no generative models",
                 hint="build it without this step: `hundredfold build`",
             )
-        checkpoint = convert_weights(StepRunner(files, progress), checkpoint, tasks)
+        checkpoint = convert_weights(steps, checkpoint, tasks)
         head = read_metadata(checkpoint, tasks).loaded_head
         compaction = find_compaction(load_model(checkpoint.weights, head=head, dtype="float32"))
     if arguments.json:

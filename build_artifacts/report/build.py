@@ -14,7 +14,8 @@ from build_artifacts.errors import BuildError
 from build_artifacts.evaluation import EvaluatedModel, Evaluation, load_evaluation
 from build_artifacts.progress import BuildProgress
 from build_artifacts.report.measure import MeasurementInputs, StageMeasurement
-from build_artifacts.report.stages import RebuiltStages, Stage, build_served_stage, rebuild_prepared
+from build_artifacts.report.rebuild import rebuild_prepared
+from build_artifacts.report.stages import RebuiltStages, Stage, build_served_stage
 from build_artifacts.report.values import (
     BASELINE,
     Report,
@@ -27,7 +28,6 @@ from build_artifacts.report.values import (
 from build_artifacts.sources.hub import Hub
 from build_artifacts.workspaces.opening import open_temporary_workspace
 from build_artifacts.workspaces.step_runner import StepRunner
-from build_artifacts.workspaces.workspace import Workspace
 from deployments.artifacts.manifest import REFERENCE_NAME, ArtifactManifest
 from deployments.artifacts.types import Device
 from deployments.plan.resolution import SEPARATOR
@@ -56,7 +56,7 @@ def build_report(
         progress.begin()
         try:
             steps = StepRunner(files, progress)
-            stages, skipped = _build_stages(request, manifest, steps, files, hub)
+            stages, skipped = _build_stages(request, manifest, steps, hub)
             measurement = StageMeasurement(_build_inputs(request, manifest, evaluation), steps)
             results = measurement.measure(stages)
         finally:
@@ -80,11 +80,7 @@ def build_report(
 
 
 def _build_stages(
-    request: ReportRequest,
-    manifest: ArtifactManifest,
-    steps: StepRunner,
-    files: Workspace,
-    hub: Hub,
+    request: ReportRequest, manifest: ArtifactManifest, steps: StepRunner, hub: Hub
 ) -> tuple[list[Stage], dict[str, str]]:
     """Return the stages, and the reasons why other stages cannot be built, by stage name."""
     modes = TimingModes.of(request)
@@ -94,9 +90,7 @@ def _build_stages(
     gpu = read_served_variants(TuningTarget(request.artifact, manifest, Device.GPU, modes.gpu))
     served = [build_served_stage(served, modes) for served in (cpu, gpu) if served is not None]
     try:
-        prepared = rebuild_prepared(
-            manifest, steps, files.directory("sources"), hub, request.adapter, request.prune_data
-        )
+        prepared = rebuild_prepared(manifest, steps, hub, request.adapter, request.prune_data)
     except BuildError as exc:
         return served, {f"{BASELINE} and the stages built from it": f"{exc.message}; {exc.hint}"}
     rebuilt = RebuiltStages(prepared, CandidateGraphs(steps, prepared), modes)

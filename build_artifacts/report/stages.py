@@ -4,141 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 
-from build_artifacts.checkpoints.adapter import Adapter, read_adapter
 from build_artifacts.checkpoints.checkpoint import (
     SAFETENSORS_INDEX_NAME,
     SAFETENSORS_NAME,
-    Checkpoint,
     hashed_files,
     read_object,
 )
 from build_artifacts.checkpoints.models import TorchModel, load_model
-from build_artifacts.demo import ALL_DEMO_MODELS
 from build_artifacts.encoders.candidates import CandidateGraphs, build_graph_spec
-from build_artifacts.encoders.preparation import PreparedModel, cached_prepare, cached_prune
-from build_artifacts.encoders.pruned import load_calibration
+from build_artifacts.encoders.preparation import PreparedModel
 from build_artifacts.encoders.reference_engine import TorchReferenceEngine
-from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource, UnsupportedModel
-from build_artifacts.families import read_metadata
+from build_artifacts.errors import UnsupportedModel
 from build_artifacts.graph_files import list_files
-from build_artifacts.presets import CPU_INT8_FUSED, DYNAMIC, FULL
-from build_artifacts.pruning.prune import Pruning, describe_pruning
+from build_artifacts.presets import CPU_INT8_FUSED, DYNAMIC, FULL, PLAIN_ONNX
 from build_artifacts.recipes import CandidateRecipe, ExportRecipe
 from build_artifacts.report.values import BASELINE, ServedVariants, TimingModes
-from build_artifacts.sources.hub import Hub
-from build_artifacts.steps.convert_weights import convert_weights, merge_adapter
-from build_artifacts.steps.resolve import pin_to_revision, resolve
-from build_artifacts.workspaces.step_runner import StepRunner
-from deployments.artifacts.manifest import (
-    ArtifactManifest,
-    EngineOptions,
-    ModelSource,
-    Parity,
-    PruningSource,
-)
+from deployments.artifacts.manifest import Parity
 from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine, open_engine
-from deployments.host.machine import advise_install
 from deployments.tuning.opening import open_tuned_engine
-
-# Packages of the `torch` stage and of the export. A host that only serves has none of them.
-_REQUIRED_PACKAGES = ("torch", "transformers", "onnx", "onnxscript")
-
-
-def rebuild_checkpoint(
-    manifest: ArtifactManifest, steps: StepRunner, sources: Path, hub: Hub, adapter: Path | None
-) -> Checkpoint:
-    """Resolve the source in the manifest again, convert its weights and merge its adapter.
-
-    Archives are unpacked under `sources`. `adapter` is the directory of the adapter, which the
-    manifest does not record. It may be None for an adapter of a demo model. Raises BuildError if a
-    part is missing or has changed.
-    """
-    for package in _REQUIRED_PACKAGES:
-        if find_spec(package) is None:
-            raise BuildError(
-                f"`{package}` is not installed",
-                hint=advise_install("build,cpu"),
-            )
-    with steps.run_uncached("resolve", manifest.source.ref) as step:
-        checkpoint = resolve(pin_to_revision(manifest.source), sources, hub)
-        _check_revision("the checkpoint", checkpoint.source.revision, manifest.source.revision)
-        step.set_outcome(f"revision {checkpoint.source.revision[:20]}")
-    checkpoint = convert_weights(steps, checkpoint, manifest.tasks)
-    if manifest.source.adapter is None:
-        return checkpoint
-    return merge_adapter(steps, checkpoint, find_adapter(manifest.source, adapter))
-
-
-def rebuild_prepared(
-    manifest: ArtifactManifest,
-    steps: StepRunner,
-    sources: Path,
-    hub: Hub,
-    adapter: Path | None,
-    prune_data: Path | None = None,
-) -> PreparedModel:
-    """Prepare the model of `rebuild_checkpoint`, pruned as in the build.
-
-    `prune_data` is the file that the build used. Without it, `find_pruning` searches for the file.
-    Raises BuildError if a part is missing or has changed.
-    """
-    checkpoint = rebuild_checkpoint(manifest, steps, sources, hub, adapter)
-    metadata = read_metadata(checkpoint, manifest.tasks)
-    prepared = cached_prepare(steps, checkpoint.weights, metadata, None)
-    if (pruned := manifest.source.pruning) is None:
-        return prepared
-    pruning = find_pruning(pruned, prune_data)
-    return cached_prune(steps, prepared, pruning.fraction, load_calibration(prepared, pruning))
-
-
-def find_pruning(source: PruningSource, given: Path | None) -> Pruning:
-    """Return the pruning that reproduces `source`, with the calibration file `given`.
-
-    Without `given`, try a pruning without a file, then the files of the demo models. Raises
-    SourceNotFound if no file has the digest that `source` records.
-    """
-    demo_data = dict.fromkeys(model.evaluation for model in ALL_DEMO_MODELS)
-    for data in (given,) if given else (None, *filter(None, demo_data)):
-        pruning = Pruning(fraction=source.fraction, data=data)
-        if describe_pruning(pruning) == source:
-            return pruning
-    raise SourceNotFound(
-        "the data that rated heads and channels are not those of the build",
-        hint="pass the file of the build with `--prune-data FILE`",
-    )
-
-
-def find_adapter(source: ModelSource, given: Path | None) -> Adapter:
-    """Read the adapter of `source` from `given`, else from the demo models.
-
-    Raises SourceNotFound if its directory is unknown, UnsafeSource if its revision has changed.
-    """
-    demo_adapters = {
-        model.adapter.name: model.adapter for model in ALL_DEMO_MODELS if model.adapter
-    }
-    directory = given or demo_adapters.get(source.adapter or "")
-    if directory is None:
-        raise SourceNotFound(
-            f"the directory of the adapter `{source.adapter}` is not recorded",
-            hint="pass `--adapter DIR`",
-        )
-    adapter = read_adapter(directory)
-    _check_revision(f"the adapter in {directory}", adapter.revision, source.adapter_revision)
-    return adapter
-
-
-def _check_revision(name: str, actual: str, built_from: str | None) -> None:
-    if actual != built_from:
-        raise UnsafeSource(
-            f"{name} has changed since the build: "
-            f"revision {actual[:20]}, not {str(built_from)[:20]}",
-            hint="build the model again",
-        )
 
 
 def sum_weight_bytes(directory: Path) -> int:
@@ -158,16 +45,7 @@ def sum_weight_bytes(directory: Path) -> int:
 _RECIPES = {
     recipe.name: recipe for recipe in (*FULL.candidates, FULL.fallback, *DYNAMIC.candidates)
 }
-# Defaults of an onnxruntime InferenceSession.
-_DEFAULT_OPTIONS = EngineOptions(spinning=True)
-PLAIN_ONNX = CandidateRecipe(
-    name="onnx",
-    device=Device.CPU,
-    precision="fp32",
-    source=ExportRecipe(dtype="float32", opset=18),
-    options=_DEFAULT_OPTIONS,
-)
-_COMMON = replace(CPU_INT8_FUSED, name="fused-int8", options=_DEFAULT_OPTIONS)
+_COMMON = replace(CPU_INT8_FUSED, name="fused-int8", options=PLAIN_ONNX.options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,12 @@ class StepRunner:
         self._reported: set[str] = set()
         self._has_warned_of_memory = False
 
+    def create_directory(self, name: str) -> Path:
+        """Create a directory in the workspace for files of steps that are not cached."""
+        path = self._workspace.root / name
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
     @contextmanager
     def run_uncached(self, name: str, detail: str) -> Iterator[BuildStep]:
         """Run a step without a stored result; a resumed build repeats it."""

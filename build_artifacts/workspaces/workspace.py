@@ -27,12 +27,6 @@ class Workspace:
         self.root = root
         self.log = log_path(root)
 
-    def directory(self, name: str) -> Path:
-        """Create and return the directory for the files of one step."""
-        path = self.root / name
-        path.mkdir(parents=True, exist_ok=True)
-        return path
-
     def is_done(self, name: str) -> bool:
         """Return whether this build or an interrupted build finished the step."""
         return self._step(name).is_dir()

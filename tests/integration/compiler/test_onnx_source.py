@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from build_artifacts.__main__ import main
 from build_artifacts.checkpoints.models import load_model
 from build_artifacts.errors import SourceNotFound, UnsupportedModel
-from build_artifacts.report.stages import rebuild_checkpoint
+from build_artifacts.report.rebuild import rebuild_checkpoint
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.sources.package import unpack
 from build_artifacts.steps.dequantize_onnx import dequantize_onnx
@@ -86,7 +86,7 @@ def test_report_converts_the_graph_again(tmp_path: Path, file: Path, tagger: Pat
     source = resolve(str(file), tmp_path, hub).source
     manifest = tiny_manifest().model_copy(update={"source": source})
     steps = RecordingRunner(tmp_path / "work").steps
-    checkpoint = rebuild_checkpoint(manifest, steps, tmp_path / "sources", hub, None)
+    checkpoint = rebuild_checkpoint(manifest, steps, hub)
     assert checkpoint.packed is None
     assert_same_weights(checkpoint.weights, tagger)
 

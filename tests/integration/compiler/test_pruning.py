@@ -25,7 +25,7 @@ from build_artifacts.progress import BuildProgress
 from build_artifacts.pruning.importance import measure
 from build_artifacts.pruning.prune import Pruning, prune
 from build_artifacts.recipes import CPU_FP32, BuildRecipe
-from build_artifacts.report.stages import rebuild_prepared
+from build_artifacts.report.rebuild import rebuild_prepared
 from build_artifacts.sources.hub import HuggingFaceHub
 from deployments.artifacts.manifest import Gate, PruningSource
 from deployments.artifacts.types import TaskName
@@ -252,7 +252,7 @@ async def test_server_answers_like_the_pruned_model(built: BuildResult) -> None:
 
 def test_report_prunes_again(built: BuildResult, tmp_path: Path) -> None:
     steps = RecordingRunner(tmp_path / "work").steps
-    prepared = rebuild_prepared(built.manifest, steps, tmp_path, HuggingFaceHub(), None)
+    prepared = rebuild_prepared(built.manifest, steps, HuggingFaceHub())
     sealed = (built.directory / COMPACTION_NAME).read_text(encoding="utf-8")
     assert prepared.compaction == Compaction.model_validate_json(sealed)
     assert prepared.original is not None
@@ -260,7 +260,7 @@ def test_report_prunes_again(built: BuildResult, tmp_path: Path) -> None:
     data = tmp_path / "other.tsv"
     data.write_text("1\tgood\tbad\n", encoding="utf-8")
     with pytest.raises(SourceNotFound, match="not those of the build"):
-        rebuild_prepared(built.manifest, steps, tmp_path, HuggingFaceHub(), None, data)
+        rebuild_prepared(built.manifest, steps, HuggingFaceHub(), prune_data=data)
 
 
 def test_gate_rejects_what_costs_too_much(source: Path, tmp_path: Path) -> None:

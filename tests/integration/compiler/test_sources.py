@@ -12,7 +12,7 @@ import pytest
 
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource, UnsupportedModel
-from build_artifacts.report.stages import rebuild_checkpoint
+from build_artifacts.report.rebuild import rebuild_checkpoint
 from build_artifacts.sources.hub import HubListing, HuggingFaceHub, hub_errors, resolve_hub_model
 from build_artifacts.sources.package import PackageRef, pip_download, resolve_package, unpack
 from build_artifacts.steps.resolve import pin_to_revision, resolve
@@ -213,7 +213,7 @@ def test_report_reads_a_hub_model_at_the_commit_of_the_build(
     source = ModelSource(ref=ref, revision=built)
     manifest = tiny_manifest().model_copy(update={"source": source})
     steps = RecordingRunner(tmp_path / "work").steps
-    checkpoint = rebuild_checkpoint(manifest, steps, tmp_path / "sources", hub, None)
+    checkpoint = rebuild_checkpoint(manifest, steps, hub)
     assert checkpoint.source.revision == built
     assert {commit for _, commit, _ in hub.fetched} == {built}
 

@@ -19,7 +19,7 @@ from build_artifacts.pipeline import BuildResult
 from build_artifacts.progress import BuildProgress
 from build_artifacts.report.build import build_report
 from build_artifacts.report.output import format_stages, report_path
-from build_artifacts.report.stages import rebuild_prepared
+from build_artifacts.report.rebuild import rebuild_prepared
 from build_artifacts.report.values import GPU_SETTINGS, Report, ReportRequest, read_conditions
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.workspaces.step_runner import StepRunner
@@ -136,7 +136,7 @@ def test_damaged_or_forced_report_is_measured_again(
 
 def rebuild(manifest: ArtifactManifest, root: Path, adapter: Path | None) -> PreparedModel:
     steps = StepRunner(Workspace(root), BuildProgress(io.StringIO()))
-    return rebuild_prepared(manifest, steps, root / "sources", HuggingFaceHub(), adapter)
+    return rebuild_prepared(manifest, steps, HuggingFaceHub(), adapter)
 
 
 def test_rebuild_prepared_merges_adapter(
