@@ -117,7 +117,8 @@ def quantize_kv_cache(graph: Path, calibration: CalibrationTexts) -> None:
     answers = {value.name for value in model.graph.output}
     if not nodes or not all(_is_supported(node, tables, answers) for node in nodes):
         return
-    ropes = [_find_rope(node, model.graph) for node in nodes]
+    producers = {name: each for each in model.graph.node for name in each.output}
+    ropes = [_find_rope(node, producers) for node in nodes]
     if any(rope and (rope.is_hidden or rope.cosines not in tables) for rope in ropes):
         return
     created = _create_scales(nodes, ropes, tables)
@@ -173,12 +174,13 @@ class _AppliedRope(NamedTuple):
     is_hidden: bool = False  # whether a norm follows, so that cached pairs change their size
 
 
-def _find_rope(node: onnx.NodeProto, graph: onnx.GraphProto) -> _AppliedRope | None:
+def _find_rope(
+    node: onnx.NodeProto, producers: Mapping[str, onnx.NodeProto]
+) -> _AppliedRope | None:
     """Return the RoPE that an attention node applies, or a node before it. None without RoPE."""
     if read_int_attribute(node, "do_rotary"):
         is_interleaved = bool(read_int_attribute(node, "rotary_interleaved"))
         return _AppliedRope(node.input[_COSINES], is_interleaved)
-    producers = {name: each for each in graph.node for name in each.output}
     producer = producers.get(node.input[_KEY])
     is_hidden = False
     while producer is not None and producer.op_type in _BETWEEN_ROPE_AND_ATTENTION:

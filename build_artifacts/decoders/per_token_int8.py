@@ -72,20 +72,10 @@ def quantize_per_token(
         rewriter = _PerTokenRewriter(model, graph.parent, file)
         if calibration is not None:
             with TemporaryDirectory(dir=into.parent) as scratch:
-                activations = _find_activations(graph)
+                activations = rewriter.list_activations()
                 rewriter.calibrate(calibration.observe(graph, activations, Path(scratch)))
         rewriter.rewrite()
     onnx.save(model, into)
-
-
-def _find_activations(graph: Path) -> list[str]:
-    """Return the names of the activations that enter a MatMul to be quantized."""
-    import onnx
-
-    model = onnx.load(graph, load_external_data=False)
-    weights = {table.name for table in model.graph.initializer if _is_large_matrix(table)}
-    products = (node for node in model.graph.node if node.op_type == "MatMul")
-    return list(dict.fromkeys(node.input[0] for node in products if node.input[1] in weights))
 
 
 def _is_large_matrix(table: onnx.TensorProto) -> bool:
@@ -123,6 +113,12 @@ class _PerTokenRewriter:
         self._quantized_rows: dict[str, _QuantizedRows] = {}  # quantized values by activation
         if all(opset.domain != ORT_DOMAIN for opset in model.opset_import):
             model.opset_import.add(domain=ORT_DOMAIN, version=1)
+
+    def list_activations(self) -> list[str]:
+        """Return the names of the activations that enter a MatMul to be quantized."""
+        products = (node for node in self._graph.node if node.op_type == "MatMul")
+        names = (node.input[0] for node in products if self._is_quantizable(node.input[1]))
+        return list(dict.fromkeys(names))
 
     def calibrate(self, observed: Mapping[str, FloatArray]) -> None:
         """Smooth the observed activations, [tokens, K], and choose static scales.

