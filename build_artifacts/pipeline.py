@@ -94,7 +94,7 @@ def build(request: BuildRequest, progress: BuildProgress, *, hub: Hub | None = N
         with progress.step("resolve", request.ref) as step:
             checkpoint = resolve(request.ref, sources, hub or HuggingFaceHub(), check)
             step.set_outcome(f"revision {checkpoint.source.revision[:20]}")
-        progress.set_source_bytes(checkpoint.size)
+        progress.set_source_bytes(checkpoint.count_bytes())
         tasks = select_tasks(checkpoint, adapter, request.task)
         identity = _identify(request, checkpoint, adapter, tasks[0])
         store, version = request.store, identity.version

@@ -10,6 +10,7 @@ import shutil
 import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Never, TypeVar
 
@@ -56,9 +57,9 @@ class SentenceModule(NamedTuple):
         return self.type.rpartition(".")[2]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Checkpoint:
-    """Model on disk, pinned to a revision.
+    """Model on disk, pinned to a revision: its files do not change.
 
     `packed` is a GGUF or ONNX file with the weights, or None. `directory` has all other files, such
     as the modules.json of a sentence-transformers model.
@@ -69,17 +70,19 @@ class Checkpoint:
     default_id: str
     packed: Path | None = None
 
-    @property
-    def size(self) -> int:
-        """Bytes of `packed` or, without such a file, of the `hashed_files` of `directory`."""
-        files = [self.packed] if self.packed else [p for _, p in hashed_files(self.directory)]
-        return sum(path.stat().st_size for path in files)
-
-    @property
+    @cached_property
     def weights(self) -> Path:
-        """Directory of config.json, tokenizer.json and the weights."""
+        """Directory of config.json, tokenizer.json and the weights, which modules.json may name.
+
+        Raises UnsafeSource as `module` does, and the errors of `read_modules`.
+        """
         modules = read_modules(self.directory)
         return self.module(modules[0].path) if modules else self.directory
+
+    def count_bytes(self) -> int:
+        """Return the bytes of `packed` or, without it, of the `hashed_files` of `directory`."""
+        files = [self.packed] if self.packed else [p for _, p in hashed_files(self.directory)]
+        return sum(path.stat().st_size for path in files)
 
     def module(self, path: str) -> Path:
         """Return the directory of a sentence-transformers module.
