@@ -6,11 +6,10 @@ from collections.abc import Iterable
 
 from build_artifacts.checkpoints.checkpoint import MODULES_NAME
 from build_artifacts.errors import BuildError, UnsafeSource, UnsupportedModel
+from deployments.builds.sources import GGUF_SUFFIX
 
 SAFETENSORS_SUFFIX = ".safetensors"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-GGUF_SUFFIX = ".gguf"
-ONNX_SUFFIX = ".onnx"
 ORIGINAL_HINT = "build from the original safetensors checkpoint"
 # Stems of pickled files that trainers write next to the weights. These files hold no weights.
 _TRAINING_STATE = ("training_args", "optimizer", "scheduler", "scaler", "rng_state")

@@ -16,23 +16,19 @@ from build_artifacts.checkpoints.checkpoint import (
     corrupt_file_error,
     unreadable_source_error,
 )
-from build_artifacts.checkpoints.file_formats import GGUF_SUFFIX, ORIGINAL_HINT
+from build_artifacts.checkpoints.file_formats import ORIGINAL_HINT
 from build_artifacts.errors import SourceNotFound, UnsupportedModel, convert_library_error
 from build_artifacts.sources.hub import Hub
 from build_artifacts.sources.local import absolute_ref
 from build_artifacts.sources.package import locate_file
 from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.store import file_sha256, is_model_id
-from deployments.builds.sources import split_hub_file
+from deployments.builds.sources import is_gguf, split_hub_file
 from deployments.engines.layer_types import read_windows
 
 _MAGIC = b"GGUF"
 # Tensors with which llama.cpp scales RoPE frequencies, for example of Llama 3.1 and Phi-3.
 _ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-
-
-def is_gguf(ref: str) -> bool:
-    return ref.lower().endswith(GGUF_SUFFIX)
 
 
 def resolve_gguf(ref: str, scratch: Path, hub: Hub) -> Checkpoint:

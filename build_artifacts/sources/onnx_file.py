@@ -17,16 +17,11 @@ from build_artifacts.checkpoints.checkpoint import (
     is_plain_file,
     unreadable_source_error,
 )
-from build_artifacts.checkpoints.file_formats import ONNX_SUFFIX
 from build_artifacts.errors import SourceNotFound
 from build_artifacts.sources.local import absolute_ref
 from build_artifacts.sources.package import locate_file
 from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.store import file_sha256
-
-
-def is_onnx(ref: str) -> bool:
-    return ref.lower().endswith(ONNX_SUFFIX)
 
 
 def resolve_onnx(ref: str, scratch: Path) -> Checkpoint:

@@ -24,19 +24,20 @@ from build_artifacts.checkpoints.checkpoint import (
     is_hashed,
     is_plain_file,
 )
-from build_artifacts.checkpoints.file_formats import (
-    GGUF_SUFFIX,
-    ONNX_SUFFIX,
-    unread_weights_error,
-)
+from build_artifacts.checkpoints.file_formats import unread_weights_error
 from build_artifacts.errors import SourceNotFound, UnsafeSource
 from build_artifacts.sources.local import find_directory, find_file
 from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.store import resolve_inside
-from deployments.builds.sources import PACKAGE_PREFIX, local_model_id, sanitize_id
+from deployments.builds.sources import (
+    PACKAGE_PREFIX,
+    default_model_id,
+    is_onnx,
+    is_weight_file,
+    local_model_id,
+)
 from deployments.errors import PathOutsideArtifact
 
-PREFIX = PACKAGE_PREFIX
 MAX_UNPACKED_BYTES = 16 << 30  # limit against decompression bombs
 _PATTERN = re.compile(
     r"pypi:(?P<name>[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)(?:==(?P<version>[\w.!+-]+))?/(?P<path>.+)",
@@ -83,7 +84,7 @@ def resolve_package(ref: str, scratch: Path, download: WheelDownload | None = No
     if find_directory(str(directory)) is None:
         raise _not_in_package_error(package, "directory")
     revision = f"{version}+{content_digest(directory)}"
-    return Checkpoint(directory, ModelSource(ref=ref, revision=revision), _default_id(package))
+    return Checkpoint(directory, ModelSource(ref=ref, revision=revision), default_model_id(ref))
 
 
 def _find_package_file(package: PackageRef, scratch: Path) -> tuple[Path, str]:
@@ -103,17 +104,12 @@ def locate_file(ref: str, scratch: Path) -> tuple[Path, str, str] | None:
     Return the file, the part of the revision before the digest, and the default model id; None if
     no such file is on this host. Raises the errors of `_find_package_file` and `find_file`.
     """
-    if ref.startswith(PREFIX):
+    if ref.startswith(PACKAGE_PREFIX):
         package = PackageRef.parse(ref)
         file, version = _find_package_file(package, scratch)
-        return file, f"{version}+", _default_id(package)
+        return file, f"{version}+", default_model_id(ref)
     local = find_file(ref)
     return None if local is None else (local, "", local_model_id(Path(ref)))
-
-
-def _default_id(package: PackageRef) -> str:
-    """Return `pypi/NAME`, the model id if the user names none."""
-    return f"pypi/{sanitize_id(package.name)}"
 
 
 def _locate(
@@ -249,8 +245,8 @@ def _list_members(members: list[zipfile.ZipInfo], below: str) -> list[str]:
 def _is_needed(member: zipfile.ZipInfo, below: str) -> bool:
     name = member.filename
     if name == below:
-        return below.lower().endswith((GGUF_SUFFIX, ONNX_SUFFIX))
-    if below.lower().endswith(ONNX_SUFFIX):
+        return is_weight_file(below)
+    if is_onnx(below):
         is_near = PurePosixPath(name).parent in tuple(PurePosixPath(below).parents)[:2]
         return is_near and is_hashed(PurePosixPath(name).name)
     return name.startswith(f"{below}/") and is_hashed(name.removeprefix(f"{below}/"))

@@ -11,7 +11,6 @@ from build_artifacts.checkpoints.checkpoint import CONFIG_NAME, Checkpoint, read
 from build_artifacts.checkpoints.early_checks import check_architecture
 from build_artifacts.checkpoints.models import estimate_memory
 from build_artifacts.checkpoints.text_models import is_reduced_to_text
-from build_artifacts.sources.onnx_file import is_onnx
 from build_artifacts.steps.dequantize import dequantize
 from build_artifacts.steps.dequantize_gguf import dequantize_gguf
 from build_artifacts.steps.dequantize_onnx import dequantize_onnx
@@ -20,6 +19,7 @@ from build_artifacts.steps.text_model import extract_text_model
 from build_artifacts.weight_formats.reading import read_float_dtype, read_weight_format
 from build_artifacts.workspaces.step_runner import StepRunner
 from deployments.artifacts.types import TaskName
+from deployments.builds.sources import is_onnx
 
 
 def convert_weights(

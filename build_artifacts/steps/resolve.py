@@ -8,14 +8,15 @@ from pathlib import Path
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.checks import check_checkpoint, check_description
 from build_artifacts.errors import SourceNotFound
-from build_artifacts.sources.gguf import is_gguf, resolve_gguf
+from build_artifacts.sources.gguf import resolve_gguf
 from build_artifacts.sources.hub import CheckpointCheck, Hub, resolve_hub_model
 from build_artifacts.sources.local import find_directory, find_file, resolve_directory
-from build_artifacts.sources.onnx_file import is_onnx, resolve_onnx
-from build_artifacts.sources.package import PREFIX, resolve_package
+from build_artifacts.sources.onnx_file import resolve_onnx
+from build_artifacts.sources.package import resolve_package
 from build_artifacts.sources.tokenizer import ensure_fast_tokenizer
 from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.store import is_model_id
+from deployments.builds.sources import PACKAGE_PREFIX, is_gguf, is_onnx, is_weight_file
 
 # Revision of a hub model. Revisions of all other sources contain a sha256 digest, which is longer.
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -42,7 +43,7 @@ def make_absolute(ref: str) -> str:
 
     Return any other source unchanged. Raises BuildError for a path that `resolve` rejects.
     """
-    path = find_file(ref) if is_gguf(ref) or is_onnx(ref) else find_directory(ref)
+    path = find_file(ref) if is_weight_file(ref) else find_directory(ref)
     return ref if path is None else str(path)
 
 
@@ -57,7 +58,7 @@ def pin_to_revision(source: ModelSource) -> str:
 
 
 def _locate(ref: str, scratch: Path, hub: Hub, check: CheckpointCheck) -> Checkpoint:
-    if ref.startswith(PREFIX):
+    if ref.startswith(PACKAGE_PREFIX):
         return resolve_package(ref, scratch)
     directory = find_directory(ref)
     if directory is not None:

@@ -9,9 +9,21 @@ from deployments.artifacts.store import is_model_id
 from deployments.errors import InvalidField
 
 PACKAGE_PREFIX = "pypi:"
-_GGUF_SUFFIX = ".gguf"
-_FILE_SUFFIXES = (_GGUF_SUFFIX, ".onnx")
+GGUF_SUFFIX = ".gguf"
 _REVISION = re.compile(r"[\w./-]*")
+
+
+def is_gguf(source: str) -> bool:
+    return source.lower().endswith(GGUF_SUFFIX)
+
+
+def is_onnx(source: str) -> bool:
+    return source.lower().endswith(".onnx")
+
+
+def is_weight_file(source: str) -> bool:
+    """Return whether the source names a file with all weights, not a directory or a model."""
+    return is_gguf(source) or is_onnx(source)
 
 
 def sanitize_id(name: str) -> str:
@@ -22,15 +34,15 @@ def sanitize_id(name: str) -> str:
 
 def local_model_id(path: PurePath) -> str:
     """Return the default model id of a local directory or file: its name, without the format."""
-    name = path.stem if path.suffix.lower() in _FILE_SUFFIXES else path.name
+    name = path.stem if is_weight_file(path.name) else path.name
     return f"local/{sanitize_id(name)}"
 
 
 def is_hub_id(source: str) -> bool:
     """Return whether the source is `[ORGANIZATION/]NAME[@REVISION]` of a model hub."""
     name, _, revision = source.partition("@")
-    is_file = source.lower().endswith(_FILE_SUFFIXES)
-    return is_model_id(name) and not is_file and bool(_REVISION.fullmatch(revision))
+    is_valid = is_model_id(name) and bool(_REVISION.fullmatch(revision))
+    return is_valid and not is_weight_file(source)
 
 
 def split_hub_file(source: str) -> tuple[str, str, str]:
@@ -59,7 +71,7 @@ def default_model_id(source: str) -> str:
     if source.startswith("/"):
         return local_model_id(PurePosixPath(source))
     model_id, _, file = split_hub_file(source)
-    if is_model_id(model_id) and file.lower().endswith(_GGUF_SUFFIX):
+    if is_model_id(model_id) and is_gguf(file):
         return model_id
     raise InvalidField(
         f"`{source}` is not a hub id such as `org/name`, a file `org/name/FILE.gguf` of a hub "
