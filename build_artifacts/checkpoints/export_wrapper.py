@@ -193,9 +193,27 @@ def _with_token_outputs(pool: OutputFunction) -> OutputFunction:
 
 
 def _mean(out: Any, mask: Any) -> Any:
-    # Sum in float32: a sum of 512 half-precision values loses digits.
-    weight = mask.unsqueeze(-1).float()
-    return (out.last_hidden_state.float() * weight).sum(1) / weight.sum(1).clamp(min=1e-9)
+    weights = mask.unsqueeze(-1).float()
+    return _sum(out, weights) / weights.sum(1).clamp(min=1e-9)
+
+
+def _mean_by_root_of_length(out: Any, mask: Any) -> Any:
+    weights = mask.unsqueeze(-1).float()
+    return _sum(out, weights) / weights.sum(1).clamp(min=1e-9).sqrt()
+
+
+def _mean_by_position(out: Any, mask: Any) -> Any:
+    """Average the tokens with their positions, from 1, as weights."""
+    return _mean(out, mask * mask.cumsum(1))
+
+
+def _sum(out: Any, weights: Any) -> Any:
+    # In float32: a sum of 512 half-precision values loses digits.
+    return (out.last_hidden_state.float() * weights).sum(1)
+
+
+def _largest(out: Any, mask: Any) -> Any:
+    return out.last_hidden_state.float().masked_fill(mask.unsqueeze(-1) == 0, -1e9).amax(1)
 
 
 def _first(out: Any, _mask: Any) -> Any:
@@ -241,7 +259,14 @@ def _weigh_vocabulary(pooling: SpladePooling) -> OutputFunction:
     return take_largest if pooling.strategy == "max" else add
 
 
-_POOLED: dict[Pooling | None, OutputFunction] = {"mean": _mean, "cls": _first, "last": _last}
+_POOLED: dict[Pooling | None, OutputFunction] = {
+    "mean": _mean,
+    "cls": _first,
+    "last": _last,
+    "max": _largest,
+    "mean_sqrt_len": _mean_by_root_of_length,
+    "weighted_mean": _mean_by_position,
+}
 _OUTPUT_FUNCTIONS: dict[ModelHead, OutputFunction] = {
     ModelHead.LABELS: _logits,
     ModelHead.TOKENS: _logits,

@@ -28,7 +28,7 @@ from deployments.artifacts.manifest import TOKENIZER_NAME
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-Pooling = Literal["mean", "cls", "last"]
+Pooling = Literal["mean", "cls", "last", "max", "mean_sqrt_len", "weighted_mean"]
 Similarity = Literal["cosine", "dot"]
 SENTENCE_CONFIG_NAME = "config_sentence_transformers.json"
 
@@ -40,6 +40,11 @@ _POOLINGS: Mapping[str, Pooling] = {
     "cls_token": "cls",
     "cls": "cls",
     "lasttoken": "last",
+    "max_tokens": "max",
+    "max": "max",
+    "mean_sqrt_len_tokens": "mean_sqrt_len",
+    "weightedmean_tokens": "weighted_mean",
+    "weightedmean": "weighted_mean",
 }
 _POOLING_FLAG = "pooling_mode_"
 # File names of the Transformer module's config. The build reads the first file that has content.
@@ -274,7 +279,7 @@ def _pooling(path: Path, has_prompts: bool) -> Pooling:
         return pooling
     raise UnsupportedModel(
         f"pooling by {' and '.join(chosen) or 'nothing'} is not supported",
-        hint="use one of: mean, cls, lasttoken",
+        hint="use one of: mean, cls, lasttoken, max, mean_sqrt_len_tokens, weightedmean",
     )
 
 

@@ -196,8 +196,11 @@ class ArtifactManifest(FrozenModel):
     token_width: int | None = Field(default=None, ge=1)
     labels: tuple[str, ...] = ()
     problem_type: Literal["single_label", "multi_label", "regression"] | None = None
-    # "splade" pools the scores of the vocabulary at each token, for the SPARSE head.
-    pooling: Literal["mean", "cls", "last", "splade"] | None = None
+    # "splade" pools the scores of the vocabulary at each token, for the SPARSE head. The others are
+    # for the VECTOR head.
+    pooling: (
+        Literal["mean", "cls", "last", "max", "mean_sqrt_len", "weighted_mean", "splade"] | None
+    ) = None
     normalize: bool = False
     # Values of a normalized vector that remain if a request sets no `dimensions`; None: all.
     default_dimensions: int | None = Field(default=None, ge=1)

@@ -160,6 +160,7 @@ def write_pooling(directory: Path, *, pooling: str = "mean", normalize: bool = T
             "pooling_mode_cls_token": pooling == "cls",
             "pooling_mode_mean_tokens": pooling == "mean",
             "pooling_mode_max_tokens": pooling == "max",
+            "pooling_mode_weightedmean_tokens": pooling == "weightedmean",
             "pooling_mode_lasttoken": pooling == "lasttoken",
         },
     )

@@ -66,7 +66,8 @@ FILL = (TaskName.FILL_MASK,)
 SPARSE = (TaskName.SPARSE_EMBEDDINGS,)
 THREE = ("NO", "PERHAPS", "YES")
 CASES = (
-    ArchitectureCase("bert", ModelHead.VECTOR, EMBED, pooling="lasttoken"),
+    ArchitectureCase("bert", ModelHead.VECTOR, EMBED, pooling="weightedmean"),
+    ArchitectureCase("electra", ModelHead.VECTOR, EMBED, pooling="max"),
     ArchitectureCase("bert", ModelHead.SPAN, ANSWER),
     ArchitectureCase("distilbert", ModelHead.LABELS, CLASSIFY, labels=THREE, layers=2),
     ArchitectureCase("roberta", ModelHead.TOKENS, TAG, labels=THREE, layers=2),

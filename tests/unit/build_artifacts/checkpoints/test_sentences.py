@@ -47,6 +47,11 @@ def read_pooling(directory: Path, **settings: object) -> str:
         ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
         ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": False}, "mean"),
         ({"pooling_mode_lasttoken": True, "include_prompt": True}, "last"),
+        ({"pooling_mode": "max"}, "max"),
+        ({"pooling_mode_max_tokens": True}, "max"),
+        ({"pooling_mode": "mean_sqrt_len_tokens"}, "mean_sqrt_len"),
+        ({"pooling_mode": "weightedmean"}, "weighted_mean"),
+        ({"pooling_mode_weightedmean_tokens": True}, "weighted_mean"),
     ],
 )
 def test_names_replace_flags_and_the_mean_is_the_default(
@@ -61,12 +66,12 @@ def test_names_replace_flags_and_the_mean_is_the_default(
         ({"pooling_mode": ["cls", "mean"]}, "pooling by cls and mean"),
         ({"pooling_mode": ["mean", "mean"]}, "pooling by mean and mean"),
         ({"pooling_mode": []}, "pooling by nothing"),
-        ({"pooling_mode": "max"}, "pooling by max"),
+        ({"pooling_mode": "median"}, "pooling by median"),
         (
             {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True},
             "pooling by cls_token and mean_tokens",
         ),
-        ({"pooling_mode_weightedmean_tokens": True}, "pooling by weightedmean_tokens"),
+        ({"pooling_mode_attention": True}, "pooling by attention"),
     ],
 )
 def test_pooling_that_is_not_supported_is_named(
