@@ -246,8 +246,8 @@ class Generator(_ChannelHooks):
             async for event in stream:
                 yield event
 
-    async def count_tokens(self, call: GenerationCall) -> int | ServeError:
-        return await self._replica.count_tokens(to_deadline(call))
+    async def tokenize_prompt(self, call: GenerationCall) -> tuple[int, ...] | ServeError:
+        return await self._replica.tokenize_prompt(to_deadline(call))
 
     async def check_health(self) -> None:
         self._channel.check_health()

@@ -290,13 +290,13 @@ class RequestPreparer:
         job.ignores_tools = self._prompts.ignores_tools(call.prompt)
         return job
 
-    def count_tokens(self, prompt: Prompt) -> int:
-        """Count the tokens of a prompt, which may exceed the context.
+    def tokenize_prompt(self, prompt: Prompt) -> tuple[int, ...]:
+        """Return the token ids of a prompt, which may exceed the context.
 
         Raises InvalidField, InputTooLong, UnknownToken, EmptyInput or EngineFailed.
         """
         with translate_panics():
-            return len(self._prompts.tokenize(prompt))
+            return tuple(self._prompts.tokenize(prompt))
 
     def _find_reasoning(
         self, prompt: Prompt, ids: Sequence[int], *, is_constrained: bool

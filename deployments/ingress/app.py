@@ -26,6 +26,7 @@ from deployments.ingress.apis.rerank.routes import RerankRoutes
 from deployments.ingress.apis.shared.context import ApiContext
 from deployments.ingress.apis.text_embeddings.routes import TextEmbeddingsRoutes
 from deployments.ingress.apis.text_generation.routes import TextGenerationRoutes
+from deployments.ingress.apis.tokenizer.routes import TokenizerRoutes
 from deployments.ingress.arrivals import CURRENT_ARRIVAL_S
 from deployments.ingress.http.api import ApiRoutes
 from deployments.ingress.http.application import HttpApplication, ServerHooks
@@ -50,6 +51,7 @@ APIS: tuple[Callable[[ApiContext], ApiRoutes], ...] = (
     RerankRoutes,
     CohereRoutes,
     TextEmbeddingsRoutes,
+    TokenizerRoutes,
     OpenAIRoutes,
     ModelListRoutes,
     AnthropicRoutes,

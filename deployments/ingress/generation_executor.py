@@ -175,10 +175,10 @@ class GenerationExecutor:
         await stream.start(sources, lambda number: self._with_timeout(plan, number, places))
         return stream
 
-    async def count_tokens(self, plan: GenerationPlan) -> int:
-        """Return the number of tokens of the first call's prompt. Raises ServeError."""
+    async def tokenize_prompt(self, plan: GenerationPlan) -> tuple[int, ...]:
+        """Return the token ids of the first call's prompt. Raises ServeError."""
         async with self._within_time(plan):
-            return await self._clients[plan.device].count_tokens(plan.calls[0])
+            return await self._clients[plan.device].tokenize_prompt(plan.calls[0])
 
     async def _complete(
         self, plan: GenerationPlan, number: int, places: asyncio.Semaphore

@@ -236,12 +236,12 @@ class RequestPipeline:
 
             return await self._generators.stream(generation.plan, end)
 
-    async def count_tokens(self, request: GenerationRequest) -> int:
-        """Return the number of tokens of the request's only prompt. Raises ServeError."""
+    async def tokenize_prompt(self, request: GenerationRequest) -> tuple[int, ...]:
+        """Return the token ids of the request's only prompt. Raises ServeError."""
         with self._open_span() as context:
-            plan = await self._plan_generation(replace(request, task="count-tokens"), context)
+            plan = await self._plan_generation(replace(request, task="tokenize"), context)
             with self.admission.items.hold(1, plan.client):
-                return await self._generators.count_tokens(plan)
+                return await self._generators.tokenize_prompt(plan)
 
     def _open_span(self, *, is_streamed: bool = False) -> RequestSpan:
         return RequestSpan(self._recorder, self._encoders.cache, is_streamed=is_streamed)

@@ -184,12 +184,12 @@ class GeneratorReplica:
         except ServeError as error:
             yield error
 
-    async def count_tokens(self, call: GenerationCall) -> int | ServeError:
-        """Return the number of tokens of a call's prompt."""
+    async def tokenize_prompt(self, call: GenerationCall) -> tuple[int, ...] | ServeError:
+        """Return the token ids of a call's prompt."""
         try:
             async with self.pool.lease(call.model, calls=1) as model:
                 return await self._run_prompt(
-                    call, partial(model.preparer.count_tokens, call.prompt)
+                    call, partial(model.preparer.tokenize_prompt, call.prompt)
                 )
         except ServeError as error:
             return error

@@ -67,8 +67,8 @@ class GeneratorClient(Protocol):
         """
         ...
 
-    async def count_tokens(self, call: GenerationCall) -> int:
-        """Return the number of tokens of the call's prompt. Nothing is generated."""
+    async def tokenize_prompt(self, call: GenerationCall) -> tuple[int, ...]:
+        """Return the token ids of the call's prompt. Nothing is generated."""
         ...
 
 

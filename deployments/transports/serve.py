@@ -140,7 +140,7 @@ class ServeGeneratorClient:
     def __init__(self, generator: DeploymentHandle) -> None:
         self._complete = generator.complete.options(**PICKLE_OPTIONS)
         self._stream = generator.stream.options(stream=True, **PICKLE_OPTIONS)
-        self._count_tokens = generator.count_tokens.options(**PICKLE_OPTIONS)
+        self._tokenize_prompt = generator.tokenize_prompt.options(**PICKLE_OPTIONS)
 
     async def complete(self, call: GenerationCall) -> Completion:
         return await _call(lambda: self._complete.remote(_with_remaining(call)))
@@ -172,8 +172,8 @@ class ServeGeneratorClient:
             finally:
                 response.cancel()
 
-    async def count_tokens(self, call: GenerationCall) -> int:
-        return await _call(lambda: self._count_tokens.remote(_with_remaining(call)))
+    async def tokenize_prompt(self, call: GenerationCall) -> tuple[int, ...]:
+        return await _call(lambda: self._tokenize_prompt.remote(_with_remaining(call)))
 
 
 class ServeModelPoolClient:

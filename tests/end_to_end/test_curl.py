@@ -113,6 +113,16 @@ def test_tokenize_and_decode_round_trip(cluster: Cluster) -> None:
     assert curl(cluster, "/decode", {"ids": ids}) == (200, ["a kitten, łodz"])
 
 
+def test_chat_is_tokenized_by_the_generator(cluster: Cluster) -> None:
+    chat = {"messages": [{"role": "user", "content": FILM}]}
+    _, tokenized = curl(cluster, "/tokenize", chat)
+    status, answer = curl(cluster, "/detokenize", {"tokens": tokenized["tokens"]})
+    assert status == 200
+    assert FILM in answer["prompt"]
+    _, counted = curl(cluster, "/v1/messages/count_tokens", chat)
+    assert counted == {"input_tokens": tokenized["count"]}
+
+
 def test_unsupported_route_is_rejected_with_a_reason(cluster: Cluster) -> None:
     status, answer = curl(cluster, "/embed_sparse", {"inputs": FILM})
     assert (status, answer["error_type"]) == (424, "Backend")

@@ -16,7 +16,7 @@ VERSION = "/v2/models/{id}/versions/{version}"
 GETS = {
     *("/", "/health", "/ping", "/ready", "/metrics", "/info", "/models", "/models/{id}"),
     *("/models/{id}/info", "/models/{id}/health", "/status/{id}", "/v1/models", "/v1/models/{id}"),
-    *("/models/ps", "/models/{id}/versions"),
+    *("/models/ps", "/models/{id}/versions", "/tokenizer_info"),
     *("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/{id}", "/v2/models/{id}/ready"),
     *(VERSION, f"{VERSION}/ready", "/v2/models/{id}/config", "/v2/models/{id}/stats"),
 }
@@ -24,6 +24,7 @@ POSTS = {
     *("/", "/v1", "/invocations", "/models/{id}", TASK, "/pipeline/{task}/{id}"),
     *("/v1/embeddings", "/embeddings", "/models/{id}/v1/embeddings"),
     *("/embed", "/embed_all", "/embed_sparse", "/predict", "/similarity", "/tokenize", "/decode"),
+    "/detokenize",
     *("/rerank", "/v1/rerank", "/v2/rerank", "/classify", "/v1/embed", "/v2/embed"),
     *("/v2/models/{id}/infer", f"{VERSION}/infer", "/v2/repository/index"),
     *("/v2/repository/models/{id}/load", "/v2/repository/models/{id}/unload"),

@@ -131,8 +131,8 @@ class EchoGenerator:
         assert LAST.finished is not None
         return Completion(STARTED, str(call.prompt), (), LAST.finished)
 
-    async def count_tokens(self, call: GenerationCall) -> int | ServeError:
-        return Overloaded("full") if call.prompt == "full" else len(str(call.prompt))
+    async def tokenize_prompt(self, call: GenerationCall) -> tuple[int, ...] | ServeError:
+        return Overloaded("full") if call.prompt == "full" else tuple(map(ord, str(call.prompt)))
 
     async def stream(
         self, call: GenerationCall
@@ -169,9 +169,9 @@ class Fallback:
         assert LAST.finished is not None
         return Completion(STARTED, "fallback", (), LAST.finished)
 
-    async def count_tokens(self, call: GenerationCall) -> int:
+    async def tokenize_prompt(self, call: GenerationCall) -> tuple[int, ...]:
         self.calls.append(call)
-        return 0
+        return ()
 
     async def stream(self, call: GenerationCall) -> AsyncGenerator[Started | Chunk, None]:
         self.calls.append(call)

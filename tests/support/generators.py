@@ -79,9 +79,9 @@ class ScriptedGeneratorClient:
         finally:
             self.open -= 1
 
-    async def count_tokens(self, call: GenerationCall) -> int:
+    async def tokenize_prompt(self, call: GenerationCall) -> tuple[int, ...]:
         self.calls.append(call)
-        return len(split_prompt(call))
+        return tuple(range(len(split_prompt(call))))
 
 
 async def _stream_reply(

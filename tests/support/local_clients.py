@@ -63,8 +63,8 @@ class LocalGeneratorClient:
                     raise event
                 yield event
 
-    async def count_tokens(self, call: GenerationCall) -> int:
-        return unwrap(await self._generator.count_tokens(call))
+    async def tokenize_prompt(self, call: GenerationCall) -> tuple[int, ...]:
+        return unwrap(await self._generator.tokenize_prompt(call))
 
 
 class LocalModelPoolClient:

@@ -49,14 +49,15 @@ KNOW_RAY = {
 }
 # The only imports between folders of APIs. text2text-generation extends the parameters and
 # responses of text-generation, and the paths of the Hugging Face API serve both tasks. Other chat
-# dialects translate their bodies into those of OpenAI's chat. The model lists take the forms of
-# OpenAI and Anthropic.
+# dialects translate their bodies into those of OpenAI's chat, which the tokenizer also reads. The
+# model lists take the forms of OpenAI and Anthropic.
 APIS_THAT_IMPORT_APIS = {
     "anthropic": {"openai"},
     "huggingface": {"text2text", "text_generation"},
     "model_lists": {"anthropic", "openai"},
     "openai_responses": {"openai"},
     "text2text": {"text_generation"},
+    "tokenizer": {"openai"},
 }
 # Packages for builds. A server must not load them: they cost seconds and hundreds of megabytes.
 BUILD_ONLY = {"torch", "transformers", "onnx", "peft", "safetensors", "huggingface_hub"}

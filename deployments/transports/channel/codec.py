@@ -215,8 +215,8 @@ def decode_completion(body: Buffer) -> Completion:
     return _decode(_COMPLETION, body)
 
 
-def decode_token_count(body: Buffer) -> int:
-    return _decode(_TOKEN_COUNT, body)
+def decode_token_ids(body: Buffer) -> tuple[int, ...]:
+    return _decode(_TOKEN_IDS, body)
 
 
 def encode_error(error: ServeError) -> bytes:
@@ -343,7 +343,7 @@ _TEXT_TOKENS = _decoder(tuple[TextTokens, ...])
 _DECODE_REQUEST = _decoder(DecodeRequest)
 _TEXTS = _decoder(tuple[str, ...])
 _COMPLETION = _decoder(Completion)
-_TOKEN_COUNT = _decoder(int)
+_TOKEN_IDS = _decoder(tuple[int, ...])
 _POOL_REQUEST = _decoder(PoolRequest)
 _POOL_STATE = _decoder(PoolState)
 _ERROR = _decoder(ErrorFields)

@@ -178,12 +178,12 @@ class ChannelGeneratorClient:
             async for event in events:
                 yield event
 
-    async def count_tokens(self, call: GenerationCall) -> int:
+    async def tokenize_prompt(self, call: GenerationCall) -> tuple[int, ...]:
         try:
-            answer = await self._generators.call(_generation_request(Method.COUNT_TOKENS, call))
+            answer = await self._generators.call(_generation_request(Method.TOKENIZE_PROMPT, call))
         except NoChannel:
-            return await self._fallback.count_tokens(call)
-        return _decode(codec.decode_token_count, answer.message)
+            return await self._fallback.tokenize_prompt(call)
+        return _decode(codec.decode_token_ids, answer.message)
 
 
 class ChannelModelPoolClient:
@@ -208,7 +208,7 @@ class ChannelModelPoolClient:
 
 def _generation_request(method: Method, call: GenerationCall) -> ChannelRequest:
     message = codec.encode_generation_call(call, call.deadline_s)
-    answer = 0 if method is Method.COUNT_TOKENS else _estimate_answer(call.options)
+    answer = 0 if method is Method.TOKENIZE_PROMPT else _estimate_answer(call.options)
     cost = max(estimate_prompt_tokens(call.prompt) + answer, 1)
     return ChannelRequest(method, message, cost, call.deadline_s, model=call.model.name)
 

@@ -64,7 +64,7 @@ class Method(IntEnum):
     STREAM = 6
     TOKENIZE_AND_INFER = 7  # the encoder also tokenizes
     MANAGE_POOL = 8  # every kind of replica has this method
-    COUNT_TOKENS = 9
+    TOKENIZE_PROMPT = 9
 
 
 class CallFrame(NamedTuple):

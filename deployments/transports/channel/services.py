@@ -113,13 +113,13 @@ def generator_service(replica: GeneratorReplica) -> Service:
                 is_last = isinstance(event, Chunk) and event.finished is not None
                 yield Reply(encoded) if is_last else encoded
 
-    async def count_tokens(message: memoryview, deadline_s: float) -> Reply:
+    async def tokenize_prompt(message: memoryview, deadline_s: float) -> Reply:
         call = codec.decode_generation_call(message, deadline_s)
-        return Reply(codec.encode_message(unwrap(await replica.count_tokens(call))))
+        return Reply(codec.encode_message(unwrap(await replica.tokenize_prompt(call))))
 
     unary: dict[int, UnaryHandler] = {
         Method.COMPLETE: complete,
-        Method.COUNT_TOKENS: count_tokens,
+        Method.TOKENIZE_PROMPT: tokenize_prompt,
         Method.MANAGE_POOL: _build_pool_handler(replica),
     }
     return Service(unary, {Method.STREAM: stream}, MAX_U32, replica.pool)

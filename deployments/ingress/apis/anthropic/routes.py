@@ -27,7 +27,7 @@ from deployments.ingress.apis.shared.context import ApiContext
 from deployments.ingress.apis.shared.generation_answers import (
     ParsedGeneration,
     answer_generation,
-    count_prompt_tokens,
+    tokenize_chat,
 )
 from deployments.ingress.apis.shared.response_headers import CHAT_HEADERS
 from deployments.ingress.http.api import Access, Operation, build_schema
@@ -84,8 +84,8 @@ class AnthropicRoutes:
         )
 
     async def count_tokens(self, request: Request) -> Response:
-        tokens = await count_prompt_tokens(self._pipeline, request, PromptBody, parse_message_body)
-        return json_response(TokenCount(input_tokens=tokens))
+        chat = await tokenize_chat(self._pipeline, request, PromptBody, parse_message_body)
+        return json_response(TokenCount(input_tokens=len(chat.ids)))
 
 
 def parse_message_body(

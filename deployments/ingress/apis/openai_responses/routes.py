@@ -26,7 +26,7 @@ from deployments.ingress.apis.shared.context import ApiContext
 from deployments.ingress.apis.shared.generation_answers import (
     ParsedGeneration,
     answer_generation,
-    count_prompt_tokens,
+    tokenize_chat,
 )
 from deployments.ingress.apis.shared.response_headers import CHAT_HEADERS
 from deployments.ingress.http.api import Access, Handler, Operation, build_schema
@@ -128,8 +128,10 @@ class ResponsesRoutes:
         return await answer_generation(self._pipeline, request, ResponsesBody, parse, for_chat=True)
 
     async def count_input_tokens(self, request: Request) -> Response:
-        tokens = await count_prompt_tokens(self._pipeline, request, ResponsesBody, parse)
-        return json_response(InputTokenCount(object="response.input_tokens", input_tokens=tokens))
+        chat = await tokenize_chat(self._pipeline, request, ResponsesBody, parse)
+        return json_response(
+            InputTokenCount(object="response.input_tokens", input_tokens=len(chat.ids))
+        )
 
     async def compact(self, request: Request) -> Response:
         if request.path_params["response_id"] != "compact":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -51,6 +51,11 @@ class ParsedGeneration:
     encode_error: Callable[[ServeError], bytes]  # the last events of a failed stream
 
 
+class TokenizedChat(NamedTuple):
+    ids: tuple[int, ...]
+    model: RegisteredModel
+
+
 ParseGeneration = Callable[[_DialectBody, RegisteredModel, RequestOptions], ParsedGeneration]
 
 
@@ -74,16 +79,18 @@ async def answer_generation(
     return json_response(parsed.build(response), headers=generation_headers(response))
 
 
-async def count_prompt_tokens(
+async def tokenize_chat(
     pipeline: RequestPipeline,
     request: Request,
     body_type: type[_DialectBody],
     parse: ParseGeneration[_DialectBody],
-) -> int:
-    """Count the tokens of a rendered conversation. Raises ServeError."""
+) -> TokenizedChat:
+    """Render a conversation and tokenize it. Raises ServeError."""
     _, parsed = await _parse(pipeline, request, body_type, parse, for_chat=True)
+    model = parsed.request.model
+    assert model is not None, "bug: dialects parse for a model"
     with rename_error_fields(parsed.field_names):
-        return await pipeline.count_tokens(parsed.request)
+        return TokenizedChat(await pipeline.tokenize_prompt(parsed.request), model)
 
 
 async def _parse(

@@ -1,6 +1,6 @@
 """Routes of text-embeddings-inference's API.
 
-POST /embed  /embed_all  /embed_sparse  /predict  /similarity  /tokenize  /decode
+POST /embed  /embed_all  /embed_sparse  /predict  /similarity
 POST /models/{id}/embed  ...                                         each of them, for one model
 GET  /info
 
@@ -27,16 +27,12 @@ from deployments.ingress.apis.shared.model_list import list_configured
 from deployments.ingress.apis.shared.response_headers import INFERENCE_HEADERS
 from deployments.ingress.apis.shared.tei_responses import TEI_ERROR_FORMAT, tei_response_headers
 from deployments.ingress.apis.text_embeddings.schemas import (
-    DecodeBody,
     EmbedBody,
     PredictBody,
     PromptedBody,
     SimilarityBody,
-    SimpleToken,
     SparseValue,
     TeiInfo,
-    TokenizeBody,
-    build_simple_tokens,
     encode_sparse_vectors,
     model_dtype,
     model_type,
@@ -54,7 +50,7 @@ from deployments.ingress.http.bodies import JsonResponse, json_response, read_js
 from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.http.request_fields import read_model_name
 from deployments.ingress.requests import InferenceRequest, InferenceResponse
-from deployments.ingress.token_ids import build_token_id_inputs, parse_token_ids
+from deployments.ingress.token_ids import parse_token_ids
 from deployments.tasks.base import TextParameters
 from deployments.tasks.embedding import EmbeddingParameters, SimilarityParameters
 from deployments.tasks.text_classification import LabelScore
@@ -77,11 +73,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
             "inputs": {"source_sentence": "A cat.", "sentences": ["A kitten.", "A tax."]}
         }
     },
-    "tokenize": {"one text": {"inputs": "A kitten."}},
-    "decode": {"one sequence": {"ids": [101, 1037, 18401, 1012, 102]}},
 }
-# Routes that run a forward pass. Their responses have INFERENCE_HEADERS.
-INFERENCE_NAMES = frozenset({"embed", "embed_all", "embed_sparse", "predict", "similarity"})
 
 
 class TextEmbeddingsRoutes:
@@ -126,10 +118,6 @@ class TextEmbeddingsRoutes:
                 SimilarityBody,
                 list[float],
             ),
-            _post(
-                "tokenize", self.tokenize, "Tokenize texts", TokenizeBody, list[list[SimpleToken]]
-            ),
-            _post("decode", self.decode, "Decode token ids", DecodeBody, list[str]),
             Operation(
                 method="GET",
                 paths=("/info",),
@@ -197,28 +185,6 @@ class TextEmbeddingsRoutes:
             parameters,
         )
         return json_response(response.result.value, headers=tei_response_headers(response))
-
-    async def tokenize(self, request: Request) -> Response:
-        """Return the tokens of each text with their offsets."""
-        body = await self._read_body(request, TokenizeBody)
-        inference_request = build_inference_request(
-            request, body, body.inputs, parameters={"prompt_name": body.prompt_name}
-        )
-        with rename_error_fields(TEI_FIELD_NAMES):
-            tokenized = await self._pipeline.tokenize(
-                inference_request, special=body.add_special_tokens is not False
-            )
-        # Use a thread: building 100,000 tokens takes tenths of a second.
-        return json_response(
-            await asyncio.to_thread(lambda: list(map(build_simple_tokens, tokenized)))
-        )
-
-    async def decode(self, request: Request) -> Response:
-        body = await self._read_body(request, DecodeBody)
-        inputs = build_token_id_inputs(body.ids, path="ids")
-        inference_request = build_inference_request(request, body, inputs)
-        skip = body.skip_special_tokens is not False
-        return json_response(await self._pipeline.decode(inference_request, skip_special=skip))
 
     async def info(self, request: Request) -> Response:
         """Describe the default model as a TEI server does, and list the configured models."""
@@ -293,7 +259,7 @@ def _post(
         access=Access.INFER,
         body=build_schema(body),
         response=build_schema(answer),
-        examples=EXAMPLES.get(name, {}),
+        examples=EXAMPLES[name],
         runs_model=True,
-        headers=INFERENCE_HEADERS if name in INFERENCE_NAMES else {},
+        headers=INFERENCE_HEADERS,
     )

@@ -17,11 +17,10 @@ from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import DTYPE_NAMES, Device, ModelHead
 from deployments.ingress.http.api import LENIENT
 from deployments.ingress.http.request_fields import RawOptions
-from deployments.ingress.token_ids import IdsOrMany, TextsOrIds
-from deployments.ingress.tokenization_service import TokenizedText
+from deployments.ingress.token_ids import TextsOrIds
 from deployments.tasks.base import TextParameters
 from deployments.tasks.embedding import EmbeddingParameters, SimilarityInput, SimilarityParameters
-from deployments.tasks.inputs import Many, NonEmptyText, one_or_many, require_text, union_of
+from deployments.tasks.inputs import Many, NonEmptyText, require_text, union_of
 
 POOLING_NAMES = {"last": "lasttoken"}
 
@@ -89,42 +88,11 @@ class SimilarityBody(BaseModel):
     options: RawOptions = None
 
 
-class TokenizeBody(BaseModel):
-    model_config = LENIENT
-
-    inputs: one_or_many(NonEmptyText)  # type: ignore[valid-type]  # built by a function
-    add_special_tokens: bool | None = None  # default: true
-    prompt_name: str | None = None
-    model: str | None = None
-    options: RawOptions = None
-
-
-class DecodeBody(BaseModel):
-    """Body of `/decode`: token ids of one or several texts."""
-
-    model_config = LENIENT
-
-    ids: IdsOrMany
-    skip_special_tokens: bool | None = None  # default: true
-    model: str | None = None
-    options: RawOptions = None
-
-
 class SparseValue(TypedDict):
     """A token id of the vocabulary and its weight, above 0."""
 
     index: int
     value: float
-
-
-class SimpleToken(TypedDict):
-    """A token. `start` and `stop` are character offsets, null for special tokens."""
-
-    id: int
-    text: str
-    special: bool
-    start: int | None
-    stop: int | None
 
 
 class TeiInfo(TypedDict):
@@ -179,23 +147,6 @@ def text_or_pair(item: str | list[Any]) -> str | dict[str, str]:
     if isinstance(item, str):
         return item
     return item[0] if len(item) == 1 else {"text": item[0], "text_pair": item[1]}
-
-
-def build_simple_tokens(tokenized: TokenizedText) -> list[SimpleToken]:
-    special = tokenized.tokens.special
-    rows = zip(tokenized.tokens.ids.tolist(), tokenized.tokens.offsets.tolist(), strict=True)
-    return [
-        {"id": token_id, "text": special[i], "special": True, "start": None, "stop": None}
-        if i in special
-        else {
-            "id": token_id,
-            "text": tokenized.text[start:stop],
-            "special": False,
-            "start": start,
-            "stop": stop,
-        }
-        for i, (token_id, (start, stop)) in enumerate(rows)
-    ]
 
 
 def encode_sparse_vectors(vectors: Iterable[dict[str, NDArray[Any]]]) -> bytes:

@@ -191,7 +191,7 @@ class StreamingHandle:
     """A Serve handle whose streams are `responses`, in order."""
 
     def __init__(self, *responses: StreamResponse) -> None:
-        self.complete = self.stream = self.count_tokens = self
+        self.complete = self.stream = self.tokenize_prompt = self
         self.responses = list(responses)
         self.started: list[StreamResponse] = []
 
@@ -259,7 +259,7 @@ class SilentHandle:
     """A Serve handle that never responds."""
 
     def __init__(self) -> None:
-        self.complete = self.stream = self.count_tokens = self.tokenize_batch = self.infer = self
+        self.complete = self.stream = self.tokenize_prompt = self.tokenize_batch = self.infer = self
         self.tokenize = self.decode = self
         self.responses: list[SilentResponse] = []
 
@@ -289,7 +289,9 @@ class SilentResponse:
     [
         pytest.param(lambda handle: ServeGeneratorClient(handle).complete(CALL), 1, id="complete"),
         pytest.param(
-            lambda handle: ServeGeneratorClient(handle).count_tokens(CALL), 1, id="count tokens"
+            lambda handle: ServeGeneratorClient(handle).tokenize_prompt(CALL),
+            1,
+            id="tokenize prompt",
         ),
         pytest.param(
             lambda handle: collect_outcomes(ServeEncoderClient(handle, handle), BATCH),

@@ -229,9 +229,9 @@ async def test_generation_is_answered_and_streamed(pools: Any, fallback: Fallbac
         await client.complete(generation("full"))
     with pytest.raises(Overloaded):
         _ = [event async for event in client.stream(generation("full"))]
-    assert await client.count_tokens(generation("prompt")) == 6
+    assert await client.tokenize_prompt(generation("ab")) == (97, 98)
     with pytest.raises(Overloaded):
-        await client.count_tokens(generation("full"))
+        await client.tokenize_prompt(generation("full"))
     assert fallback.calls == []
 
 
@@ -262,7 +262,9 @@ async def test_generations_cost_tokens(
 
 async def test_count_of_tokens_costs_the_prompt_alone(fallback: Fallback) -> None:
     pool = RecordingPool()
-    await ChannelGeneratorClient(cast(Any, pool), fallback).count_tokens(limited("x" * 400, None))
+    await ChannelGeneratorClient(cast(Any, pool), fallback).tokenize_prompt(
+        limited("x" * 400, None)
+    )
     assert pool.costs == [100]
 
 
@@ -314,7 +316,7 @@ async def test_without_a_channel_handles_are_used(fallback: Fallback) -> None:
     generator = ChannelGeneratorClient(empty, fallback)
     assert (await generator.complete(generation("a"))).text == "fallback"
     assert [event async for event in generator.stream(generation("a"))] == [STARTED]
-    assert await generator.count_tokens(generation("a")) == 0
+    assert await generator.tokenize_prompt(generation("a")) == ()
     assert len(fallback.calls) == 6
 
 

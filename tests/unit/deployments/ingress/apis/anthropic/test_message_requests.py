@@ -188,7 +188,7 @@ async def test_tokens_of_the_same_prompt_are_counted(writing_store: Path) -> Non
     response = await harness.post(COUNT, fields)
     assert response.json() == {"input_tokens": 8}, response.text
     (record,) = harness.in_process.recorder.records
-    assert (record.task, record.status, record.timings.tokens) == ("count-tokens", 200, 0)
+    assert (record.task, record.status, record.timings.tokens) == ("tokenize", 200, 0)
     counted = harness.call.prompt
     await harness.post(
         MESSAGES, {**MESSAGES_BODY, **fields, "messages": [*fields["messages"], USER]}

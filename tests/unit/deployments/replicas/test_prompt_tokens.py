@@ -1,4 +1,4 @@
-"""Counts of the tokens of prompts, by a generator replica."""
+"""Tokens of prompts, by a generator replica."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from deployments.messages import Chat
 from tests.support.generator_replicas import call, complete, replica
 
 
-async def test_tokens_of_a_chat_are_counted_without_generating(store, refs) -> None:
+async def test_chat_is_tokenized_without_generating(store, refs) -> None:
     chat = call(refs["tiny/speaker"], Chat(({"role": "user", "content": "Good day"},)))
     long = call(refs["tiny/speaker"], tuple(range(5)) * 1_000)
     async with replica(store) as running:
-        counted = await running.count_tokens(chat)
-        beyond_the_context = await running.count_tokens(long)
-        error = await running.count_tokens(call(refs["tiny/speaker"], Chat(())))
+        tokens = await running.tokenize_prompt(chat)
+        beyond_the_context = await running.tokenize_prompt(long)
+        error = await running.tokenize_prompt(call(refs["tiny/speaker"], Chat(())))
         completion = await complete(running, chat)
-    assert counted == completion.started.prompt_tokens
-    assert beyond_the_context == 5_000
+    assert len(tokens) == completion.started.prompt_tokens
+    assert beyond_the_context == tuple(range(5)) * 1_000
     assert isinstance(error, EmptyInput)

@@ -1,0 +1,1 @@
+"""Tokens of texts and chats, in the forms of text-embeddings-inference and vLLM."""
