@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 from pydantic import ValidationError
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from benchmarks.autoscaling.simulation import CountCalls
 from benchmarks.common.errors import BenchmarkError
+from benchmarks.common.serve_config import ServeConfig
 from deployments.config import MicroBatchSettings
 
 
@@ -38,10 +38,8 @@ def read_autoscaling(config: Path, deployment: str) -> dict[str, Any]:
     Raises BenchmarkError if the file cannot be read or has no such setting.
     """
     try:
-        document = yaml.safe_load(config.read_text())
-        deployments = document["applications"][0]["deployments"]
-        settings = {one["name"]: one for one in deployments}[deployment]["autoscaling_config"]
-    except (OSError, yaml.YAMLError, KeyError, IndexError, TypeError) as exc:
+        settings = ServeConfig.read(config).find_deployment(deployment)["autoscaling_config"]
+    except (LookupError, TypeError) as exc:
         raise BenchmarkError(
             f"`{config}` has no autoscaling_config of `{deployment}`",
             hint="name another file with --config, or another deployment with --deployment",

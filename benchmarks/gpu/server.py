@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
-import yaml
 from numpy.typing import NDArray
 
 from benchmarks.common.errors import BenchmarkError
@@ -95,6 +94,7 @@ def serve_models(bench: Bench, models: Sequence[str]) -> Iterator[ServerAddress]
     """Build models into one store and run a server on it. Yield its address."""
     import ray  # noqa: F401  a server needs it; without it the case is blocked
 
+    from benchmarks.common.serve_config import ServeConfig
     from benchmarks.servers.own_server import build_serve_command
     from benchmarks.servers.processes import run_server
 
@@ -104,8 +104,13 @@ def serve_models(bench: Bench, models: Sequence[str]) -> Iterator[ServerAddress]
     directory = bench.scratch / f"server-{time.monotonic_ns()}"
     # A dry run declares a GPU to Ray, so that GPU replicas start. They run on the CPU.
     options = () if bench.target.is_cuda else ("--num-gpus", "1")
-    versions = dict.fromkeys(models, LATEST_NAME)
-    command = build_serve_command(_read_config(bench.target), store, versions, directory, *options)
+    config = ServeConfig.read()
+    if not bench.target.is_cuda:
+        for kind in ("encoders", "generators"):
+            config.arguments[kind]["gpu"]["providers"] = ["CPUExecutionProvider"]
+    config.select_models(store, dict.fromkeys(models, LATEST_NAME))
+    directory.mkdir()
+    command = build_serve_command(config.write(directory), *options)
     with run_server(command, directory, REPOSITORY) as server:
         yield server.address
 
@@ -140,16 +145,6 @@ def _build_model(bench: Bench, model: str, store: Path, root: Path) -> None:
         budget=BuildBudget(tune_seconds=0.0),
     )
     build(request, BuildProgress(io.StringIO()))
-
-
-def _read_config(target: Target) -> dict[str, Any]:
-    from cluster.default_config import find_config
-
-    content: dict[str, Any] = yaml.safe_load(find_config(None).read_text(encoding="utf-8"))
-    if not target.is_cuda:
-        for kind in ("encoders", "generators"):
-            content["applications"][0]["args"][kind]["gpu"]["providers"] = ["CPUExecutionProvider"]
-    return content
 
 
 def compare_answers(address: ServerAddress, seed: int) -> Mapping[str, Any]:

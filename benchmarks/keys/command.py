@@ -25,7 +25,6 @@ from typing import Any
 
 import orjson
 import uvloop
-import yaml
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import ServerAddress, build_inference_body, task_path
@@ -38,6 +37,7 @@ from benchmarks.common.report import (
     start_run,
 )
 from benchmarks.common.sentences import load_sentences
+from benchmarks.common.serve_config import ServeConfig
 from benchmarks.common.statistics import percentiles_ms
 from benchmarks.keys.results import KeysResults, build_tables, evaluate_goals
 from benchmarks.servers.own_server import start_server
@@ -139,24 +139,20 @@ class LiveSettings:
         if found is None:
             raise BenchmarkError(f"`{log}` names no dashboard", hint="see why the start failed")
         self._url = f"http://{found[1]}/api/serve/applications/"
-        self._document = yaml.safe_load(config.read_text(encoding="utf-8"))
-        self._document["http_options"]["port"] = port
+        self._config = ServeConfig.read(config)
+        self._config.document["http_options"]["port"] = port
 
     def set_key_file(self, path: Path | None) -> None:
         """Deploy the configuration with key file `path`. None turns keys off.
 
         Raises BenchmarkError if Ray Serve rejects the configuration.
         """
-        (application,) = self._document["applications"]
-        ingress = next(d for d in application["deployments"] if d["name"] == INGRESS)
+        ingress = self._config.find_deployment(INGRESS)
         ingress["user_config"]["key_file"] = None if path is None else str(path)
-        self._put(self._document)
-
-    def _put(self, body: Any) -> None:
         request = urllib.request.Request(
             self._url,
             method="PUT",
-            data=orjson.dumps(body),
+            data=orjson.dumps(self._config.document),
             headers={
                 "authorization": f"Bearer {read_token(os.environ)}",
                 "content-type": "application/json",

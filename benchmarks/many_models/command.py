@@ -25,11 +25,11 @@ import numpy as np
 import psutil
 import uvloop
 
-from benchmarks.common.encoder_config import write_encoder_config
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import Client, ServerAddress, build_inference_body, model_path
 from benchmarks.common.options import DEFAULT_MODEL, add_run_options
 from benchmarks.common.report import Table, log_progress, publish, start_run
+from benchmarks.common.serve_config import ServeConfig, build_encoder_config
 from benchmarks.common.statistics import Goal, percentiles_ms
 from benchmarks.many_models.store import link_model, model_name, write_tiny_models
 from benchmarks.servers.own_server import Server, start_server
@@ -134,7 +134,7 @@ def start_timed(
     root: Path, pool_bytes: int, arguments: argparse.Namespace
 ) -> Iterator[tuple[Server, float]]:
     """Run a server with the store in `root`. Yield it, and the seconds until it was ready."""
-    config = write_config(root, pool_bytes)
+    config = build_config(root, pool_bytes).write(root)
     started_s = time.perf_counter()
     with start_server(config, arguments.out) as server:
         yield server, time.perf_counter() - started_s
@@ -151,10 +151,10 @@ def count_cold_bytes(arguments: argparse.Namespace) -> int:
     return manifest.count_bytes(manifest.candidates[0])
 
 
-def write_config(root: Path, pool_bytes: int) -> Path:
-    """Write a configuration with two CPU encoder replicas, one pinned model and no generators."""
+def build_config(root: Path, pool_bytes: int) -> ServeConfig:
+    """Return a config with two CPU encoder replicas, one pinned model and no generators."""
     encoder = {"pool_bytes": pool_bytes, "concurrent_passes": 1}
-    return write_encoder_config(root, root / "store", [PINNED], encoder, replicas=REPLICAS)
+    return build_encoder_config(root / "store", [PINNED], encoder, replicas=REPLICAS)
 
 
 def measure(server: Server, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -67,7 +67,7 @@ from benchmarks.rivals.workloads import (
     build_workload,
 )
 from benchmarks.servers.processes import ServerProcess, run_server, stop_signals_interrupt
-from cluster.default_config import CONFIG_HELP, find_config
+from cluster.default_config import CONFIG_HELP
 from deployments.errors import ServeError
 from deployments.plan.resolution import SEPARATOR
 from deployments.terminal.console import add_store_option
@@ -261,8 +261,7 @@ def start_ours(
         return nullcontext(ServerProcess(ServerAddress.parse(arguments.url)))
     models = [model for model in (materials.model, materials.generator) if model is not None]
     directory = materials.scratch / OURS
-    config = find_config(arguments.config)
-    command = build_our_command(config, arguments.store, models, directory)
+    command = build_our_command(arguments.config, arguments.store, models, directory)
     return run_server(command, materials.logs, materials.scratch)
 
 

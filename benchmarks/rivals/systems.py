@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import yaml
-
-from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.local_model import LocalModel
+from benchmarks.common.serve_config import ServeConfig
 from benchmarks.rivals.apis import Api, completion_api, hugging_face_api
 from benchmarks.rivals.catalog import OFFLINE, Rival
 from benchmarks.rivals.environments import Environment, current_environment, open_environment
@@ -67,19 +65,14 @@ def list_our_apis(model: LocalModel, generator: LocalModel | None) -> list[Api]:
 
 
 def build_our_command(
-    config: Path, store: Path, models: Sequence[LocalModel], directory: Path
+    path: Path | None, store: Path, models: Sequence[LocalModel], directory: Path
 ) -> ServerCommand:
-    """Write `config` with only `models` to `directory`. Return the command that serves it.
+    """Write the config at `path` with only `models` to `directory`. Return the serve command.
 
     `store` replaces the config's store. All other settings stay. Raise BenchmarkError for a config
     that cannot be read.
     """
-    try:
-        content = yaml.safe_load(config.read_text(encoding="utf-8"))
-        content["applications"][0]["args"]["store"] = str(store)
-    except (OSError, yaml.YAMLError, LookupError, TypeError) as exc:
-        raise BenchmarkError(
-            f"`{config}` is no Serve config: {exc!r}", hint="name one with --config FILE"
-        ) from exc
-    versions = {model.manifest.id: model.manifest.version for model in models}
-    return build_serve_command(content, store, versions, directory)
+    config = ServeConfig.read(path)
+    config.select_models(store, {each.manifest.id: each.manifest.version for each in models})
+    directory.mkdir()
+    return build_serve_command(config.write(directory))

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
-import yaml
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.options import add_run_options
@@ -26,7 +25,7 @@ from benchmarks.common.random_checkpoints import TINY_BERT, write_bert
 from benchmarks.common.report import Table, log_progress, publish, start_run
 from benchmarks.common.statistics import Goal
 from benchmarks.common.wire import build_request, require_ok, send_raw
-from benchmarks.many_models.command import PINNED, write_config
+from benchmarks.many_models.command import build_config
 from benchmarks.many_models.store import write_tiny_models, write_version
 from benchmarks.rollouts.load import (
     GRACE_S,
@@ -121,14 +120,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def write_own_config(root: Path) -> Path:
-    path = write_config(root, POOL_BYTES)
-    document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    (application,) = document["applications"]
-    ingress = next(d for d in application["deployments"] if d["name"] == INGRESS)
-    ingress["user_config"]["builds"]["allow_pull"] = True
-    application["args"]["models"] = [{"id": PINNED}, {"id": MODEL}]
-    path.write_text(yaml.safe_dump(document), encoding="utf-8")
-    return path
+    config = build_config(root, POOL_BYTES)
+    config.find_deployment(INGRESS)["user_config"]["builds"]["allow_pull"] = True
+    config.arguments["models"].append({"id": MODEL})
+    return config.write(root)
 
 
 class Rollouts:

@@ -7,13 +7,10 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import ServerAddress
@@ -61,23 +58,11 @@ class Server:
         return [kind.name for kind in KINDS if not find_processes(self.launcher, kind)]
 
 
-def build_serve_command(
-    config: dict[str, Any], store: Path, models: Mapping[str, str], directory: Path, *options: str
-) -> ServerCommand:
-    """Write `config` with `store` and only `models` to `directory`. Return the command to serve it.
+def build_serve_command(config: Path, *options: str) -> ServerCommand:
+    """Return the command that serves `config` on a free port.
 
-    `models` maps ids to versions. `options` are further options of `hundredfold serve`.
+    `options` are further options of `hundredfold serve`.
     """
-    arguments = config["applications"][0]["args"]
-    arguments["store"] = str(store.resolve())
-    arguments["models"] = [{"id": id_, "version": version} for id_, version in models.items()]
-    directory.mkdir()
-    written = directory / CONFIG_NAME
-    written.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-    return _build_command(written, *options)
-
-
-def _build_command(config: Path, *options: str) -> ServerCommand:
     port = find_free_port(PREFERRED_PORT, 0)
     # `run_server` drops the PYTHONPATH of this process. Pass it to the server, because it may
     # contain the packages of this environment.
@@ -103,7 +88,7 @@ def start_server(config: Path, logs: Path) -> Iterator[Server]:
     with tempfile.TemporaryDirectory(prefix="server-") as directory:
         own = Path(directory) / CONFIG_NAME
         own.write_bytes(config.read_bytes())
-        with run_server(_build_command(own), logs, REPOSITORY) as process:
+        with run_server(build_serve_command(own), logs, REPOSITORY) as process:
             if process.pid is None:
                 raise AssertionError("bug: the server has no process")
             yield Server(process.address, process.pid)

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.common.encoder_config import write_encoder_config
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import Client
 from benchmarks.common.plots import COLORS, create_figure, label_axes, save_figure
 from benchmarks.common.report import RunMetadata, Table, format_number, log_progress
 from benchmarks.common.sentences import COMMON_WORDS
+from benchmarks.common.serve_config import build_encoder_config
 from benchmarks.quality.command import ServedModelClient, score_answers
 from benchmarks.servers.own_server import start_server
 from benchmarks.stories.stages import GPU_STAGE, SealedStage
@@ -132,8 +132,8 @@ def serve(stages: Sequence[SealedStage], store: Path, out: Path) -> Iterator[Cli
     }
     models = [stage.model_id for stage in stages]
     with_gpu = any(stage.device is Device.GPU for stage in stages)
-    config = write_encoder_config(store.parent, store, models, encoder, with_gpu=with_gpu)
-    with start_server(config, out) as server, Client(server.address) as client:
+    config = build_encoder_config(store, models, encoder, with_gpu=with_gpu)
+    with start_server(config.write(store.parent), out) as server, Client(server.address) as client:
         yield client
 
 

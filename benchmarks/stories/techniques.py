@@ -22,12 +22,12 @@ import numpy as np
 import uvloop
 
 from benchmarks.common.agreement import CosineCheck, local_expectation, require_agreement
-from benchmarks.common.encoder_config import write_encoder_config
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import build_inference_body, model_path
 from benchmarks.common.local_model import LocalModel
 from benchmarks.common.plots import COLORS, create_figure, label_axes, save_figure
 from benchmarks.common.report import RunMetadata, Table, format_number, log_progress
+from benchmarks.common.serve_config import build_encoder_config
 from benchmarks.common.source_checkpoint import SourceCheckpoint
 from benchmarks.common.statistics import RoundSummary, summarize
 from benchmarks.generation.in_process import InProcessGenerator
@@ -215,8 +215,7 @@ def measure_served(
     Also compare the first response to each request with the engine in this process. The config of
     the server goes to `root`. Raises BenchmarkError if a request fails.
     """
-    store, rounds = arguments.store.resolve(), range(arguments.rounds)
-    config = write_encoder_config(root, store, [model.manifest.id], {})
+    config = build_encoder_config(arguments.store, [model.manifest.id], {}).write(root)
     shuffled = random.Random(arguments.seed).sample(texts, len(texts))
     with start_server(config, arguments.out) as server:
         path = model_path(model.manifest.id)
@@ -224,6 +223,7 @@ def measure_served(
         requests = [server.address.build_post(path, body) for body in bodies]
         workload = Workload(requests, sample=range(len(requests)))
         plan = LoadPlan(connections=CONNECTIONS, seconds=LOAD_S)
+        rounds = range(arguments.rounds)
         results = [uvloop.run(run_load(server.address, workload, plan)) for _ in rounds]
     if failures := [dict(r.failures) for r in results if r.failures]:
         raise BenchmarkError(f"requests failed: {failures}", hint="see the server's log")

@@ -17,7 +17,6 @@ import numpy as np
 import orjson
 import psutil
 import pytest
-import yaml
 
 from benchmarks.__main__ import main
 from benchmarks.common.errors import BenchmarkError
@@ -25,10 +24,10 @@ from benchmarks.common.http import ServerAddress
 from benchmarks.many_models import command
 from benchmarks.many_models.command import (
     ManyModelsResults,
+    build_config,
     build_tables,
     draw_zipf,
     evaluate_goals,
-    write_config,
 )
 from benchmarks.many_models.store import GRAPH_NAME, VERSION, model_name, write_tiny_models
 from benchmarks.servers.own_server import Server
@@ -80,13 +79,12 @@ def test_zipf_prefers_few_models_and_draws_many() -> None:
 
 
 def test_config_has_two_encoders_and_no_generator(tmp_path: Path) -> None:
-    path = write_config(tmp_path, 123)
-    (application,) = yaml.safe_load(path.read_text())["applications"]
-    args = AppArgs.parse(application["args"])
+    config = build_config(tmp_path, 123)
+    args = AppArgs.parse(config.arguments)
     assert args.encoders[Device.CPU].pool_bytes == 123
     assert list(args.encoders) == [Device.CPU]
     assert not args.generators
-    names = [deployment["name"] for deployment in application["deployments"]]
+    names = [deployment["name"] for deployment in config.application["deployments"]]
     assert names == ["Ingress", "Tokenizer", "CpuEncoder"]
 
 
