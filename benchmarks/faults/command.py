@@ -77,10 +77,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only",
         nargs="+",
-        choices=[kind.name for kind in KINDS],
-        default=[kind.name for kind in KINDS],
+        choices=list(KINDS),
+        default=list(KINDS),
         metavar="PROCESS",
-        help=f"default: all of {', '.join(kind.name for kind in KINDS)}",
+        help=f"default: all of {', '.join(KINDS)}",
     )
     parser.add_argument(
         "--faults", nargs="+", choices=list(ACTION_NAMES), default=list(ACTION_NAMES)
@@ -118,7 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
     metadata = start_run("faults", arguments.command_line, arguments.seed)
     former = read_former(arguments.merge)
     config = find_config(arguments.config)
-    chosen = [kind for kind in KINDS if kind.name in arguments.only]
+    chosen = [kind for name, kind in KINDS.items() if name in arguments.only]
     measured: list[FaultResult] = []
 
     def publish_results(run: RunMetadata) -> None:
@@ -136,8 +136,7 @@ def run(arguments: argparse.Namespace) -> int:
     ):
         asyncio.run(cause_faults(server, arguments, chosen, measured))
     publish_results(metadata)
-    kinds = {kind.name: kind for kind in KINDS}
-    return 0 if all(one.is_reached(kinds[one.kind]) for one in measured) else 1
+    return 0 if all(one.is_reached for one in measured) else 1
 
 
 def read_former(path: Path | None) -> list[FaultResult]:

@@ -33,16 +33,21 @@ class FaultResult:
     def answered(self) -> float:
         return 1 - sum(self.outcomes.values()) / self.requests if self.requests else 0.0
 
-    def is_reached(self, kind: ProcessKind) -> bool:
-        """Return whether the goal is reached. No answer may be wrong.
+    @property
+    def max_disturbed_s(self) -> float | None:
+        return KINDS[self.kind].max_disturbed_s
 
-        `answered` must be at least MIN_ANSWERED, or `disturbed_s` at most `kind.max_disturbed_s`.
+    @property
+    def is_reached(self) -> bool:
+        """Whether the goal is reached. No answer may be wrong.
+
+        `answered` must be at least MIN_ANSWERED, or `disturbed_s` at most `max_disturbed_s`.
         """
         if self.wrong:
             return False
         if self.answered >= MIN_ANSWERED:
             return True
-        return kind.max_disturbed_s is not None and self.disturbed_s <= kind.max_disturbed_s
+        return self.max_disturbed_s is not None and self.disturbed_s <= self.max_disturbed_s
 
 
 def summarize_fault(
@@ -79,32 +84,22 @@ def merge(former: Iterable[FaultResult], results: Iterable[FaultResult]) -> list
     A new result replaces the earlier result of the same fault.
     """
     merged = {(one.kind, one.action): one for one in (*former, *results)}
-    order = [(kind.name, action) for action in ACTION_NAMES for kind in KINDS]
+    order = [(kind, action) for action in ACTION_NAMES for kind in KINDS]
     return [merged[key] for key in order if key in merged]
 
 
 def build_table(results: Iterable[FaultResult]) -> Table:
-    kinds = {kind.name: kind for kind in KINDS}
     columns = (
-        *(
-            "process",
-            "fault",
-            "requests",
-            "answered",
-            "wrong",
-            "slowest right answer",
-            "disturbed for",
-        ),
-        *("successor after", "goal"),
+        *("process", "fault", "requests", "answered", "wrong", "slowest right answer"),
+        *("disturbed for", "successor after", "goal"),
     )
-    rows = [_build_row(result, kinds[result.kind]) for result in results]
-    return Table("faults", columns, rows)
+    return Table("faults", columns, [_build_row(result) for result in results])
 
 
-def _build_row(result: FaultResult, kind: ProcessKind) -> tuple[str, ...]:
+def _build_row(result: FaultResult) -> tuple[str, ...]:
     goal = f"{100 * MIN_ANSWERED:g} %"
-    if kind.max_disturbed_s is not None:
-        goal = f"{kind.max_disturbed_s:g} s"
+    if result.max_disturbed_s is not None:
+        goal = f"{result.max_disturbed_s:g} s"
     return (
         result.kind,
         ACTION_NAMES[result.action],
@@ -114,5 +109,5 @@ def _build_row(result: FaultResult, kind: ProcessKind) -> tuple[str, ...]:
         f"{result.worst_s:.1f} s",
         f"{result.disturbed_s:.1f} s",
         "-" if result.successor_s is None else f"{result.successor_s:.1f} s",
-        f"{goal}: {'reached' if result.is_reached(kind) else 'missed'}",
+        f"{goal}: {'reached' if result.is_reached else 'missed'}",
     )

@@ -45,7 +45,7 @@ from deployments.terminal.command_line import positive_count, positive_number
 from deployments.terminal.console import add_store_option
 
 REPLICAS = 2
-ENCODER_KIND = next(kind for kind in KINDS if kind.name == "encoder")
+ENCODER_KIND = KINDS["encoder"]
 FEW_MODELS = 10  # number of models in the store of the first server
 PINNED = model_name(0)
 # Models to load cold: the first by itself, then the other two at the same time.

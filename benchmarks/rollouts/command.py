@@ -214,7 +214,7 @@ class Rollouts:
 
     async def _kill(self, name: str, step: str) -> None:
         """Kill one replica. Wait until a new replica replaces it and the server is ready."""
-        kind = next(kind for kind in KINDS if kind.name == name)
+        kind = KINDS[name]
         before = await asyncio.to_thread(find_processes, self._server.launcher, kind)
         self._killed[step] = name
         before[0].kill()

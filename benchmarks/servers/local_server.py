@@ -30,7 +30,7 @@ def find_launcher(address: ServerAddress) -> int:
             is_at_port = getattr(connection.laddr, "port", None) == address.port
             if is_at_port and connection.status == psutil.CONN_LISTEN and connection.pid:
                 launcher = os.getsid(connection.pid)
-                if any(find_processes(launcher, kind) for kind in KINDS):
+                if any(find_processes(launcher, kind) for kind in KINDS.values()):
                     return launcher
     raise BenchmarkError(
         f"no visible process of a server listens on port {address.port}",

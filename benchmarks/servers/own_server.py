@@ -55,7 +55,7 @@ class Server:
 
     def _find_missing(self) -> list[str]:
         """Return the kinds of which no process runs."""
-        return [kind.name for kind in KINDS if not find_processes(self.launcher, kind)]
+        return [name for name, kind in KINDS.items() if not find_processes(self.launcher, kind)]
 
 
 def build_serve_command(config: Path, *options: str) -> ServerCommand:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
@@ -32,7 +32,7 @@ REPLICA = "ray::ServeReplica:hundredfold:"
 # Values of `max_disturbed_s`.
 PORT_S = 2.0  # after a loss of HAProxy or its manager, which serve the port for clients
 RESTART_S = 20.0  # after a loss that makes Ray or Serve restart
-KINDS = (
+_ALL_KINDS = (
     ProcessKind("encoder", f"{REPLICA}CpuEncoder"),
     ProcessKind("tokenizer", f"{REPLICA}Tokenizer"),
     ProcessKind("generator", f"{REPLICA}CpuGenerator"),
@@ -44,6 +44,7 @@ KINDS = (
     ProcessKind("raylet", "raylet/raylet", RESTART_S),
     ProcessKind("dashboard", "dashboard/dashboard.py"),
 )
+KINDS: Mapping[str, ProcessKind] = {kind.name: kind for kind in _ALL_KINDS}
 
 
 def find_processes(launcher: int, kind: ProcessKind) -> list[psutil.Process]:

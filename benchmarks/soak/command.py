@@ -96,10 +96,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--spare",
         nargs="*",
-        choices=[kind.name for kind in KINDS],
+        choices=list(KINDS),
         default=[],
         metavar="PROCESS",
-        help=f"kinds of processes that are not killed, of {', '.join(kind.name for kind in KINDS)}",
+        help=f"kinds of processes that are not killed, of {', '.join(KINDS)}",
     )
     add_run_options(parser)
 
@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     metadata = start_run("soak", arguments.command_line, arguments.seed)
     config = find_config(arguments.config)
-    names = [kind.name for kind in KINDS if kind.name not in arguments.spare]
+    names = [name for name in KINDS if name not in arguments.spare]
     record = SoakRecord()
 
     def publish_so_far(so_far: RunMetadata) -> None:
@@ -172,19 +172,18 @@ async def _kill_at_random(
 ) -> None:
     """Kill processes at random times until `seconds` after the start of the load."""
     until_s = record.started_s + seconds
-    kinds = [kind for kind in KINDS if kind.name in names]
-    while kinds:
+    while names:
         pause_s = chance.uniform(*PAUSE_S)
         if time.perf_counter() + pause_s > until_s:
             break
         await asyncio.sleep(pause_s)
-        kind = chance.choice(kinds)
-        victims = await asyncio.to_thread(find_processes, server.launcher, kind)
+        name = chance.choice(names)
+        victims = await asyncio.to_thread(find_processes, server.launcher, KINDS[name])
         if victims:  # empty if Ray has not started a new process yet
             with suppress(psutil.Error):
                 victims[-1].kill()
-                record.kills[kind.name] += 1
-                log_progress(f"{until_s - time.perf_counter():.0f} s left: killed {kind.name}")
+                record.kills[name] += 1
+                log_progress(f"{until_s - time.perf_counter():.0f} s left: killed {name}")
     await asyncio.sleep(max(0.0, until_s - time.perf_counter()))
 
 

@@ -76,7 +76,7 @@ class MemoryLog:
 
 def _find_kind(process: psutil.Process) -> str:
     command = read_command(process)
-    return next((kind.name for kind in KINDS if kind.words in command), OTHERS)
+    return next((kind.name for kind in KINDS.values() if kind.words in command), OTHERS)
 
 
 def summarize_kinds(lives: Iterable[ProcessMemory]) -> list[KindGrowth]:

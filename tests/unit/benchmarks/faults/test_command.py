@@ -36,7 +36,7 @@ async def test_an_older_sibling_is_no_successor(
     now_s = time.perf_counter()
     load.observations.append(Observation("encoder", RIGHT, now_s, now_s))
     victim = psutil.Process(1)
-    successor_s = await watch(server, KINDS[0], [OLDER, victim], load, seconds=0.01)
+    successor_s = await watch(server, KINDS["encoder"], [OLDER, victim], load, seconds=0.01)
     assert (successor_s is not None) is has_successor
 
 
@@ -48,7 +48,7 @@ async def test_missing_victim_is_an_error_of_the_benchmark(
     plan = FaultPlan(encoders=[], generators=[], encoder_rate=1, generator_rate=1, seconds=0.0)
     server = Server(ServerAddress("127.0.0.1", 9), os.getpid())
     with pytest.raises(BenchmarkError, match="no process of the kind encoder runs"):
-        await cause_fault(server, KINDS[0], "kill", plan)
+        await cause_fault(server, KINDS["encoder"], "kill", plan)
 
 
 def test_faults_before_the_end_of_a_server_are_kept(
@@ -57,7 +57,7 @@ def test_faults_before_the_end_of_a_server_are_kept(
     observations = [Observation("encoder", RIGHT, 1.0, 1.1)]
 
     async def cause_faults(*given: Any) -> None:
-        given[-1].append(summarize_fault(KINDS[0], "kill", observations, 1.0, 0.5))
+        given[-1].append(summarize_fault(KINDS["encoder"], "kill", observations, 1.0, 0.5))
         raise BenchmarkError("the server has not recovered after 60 s")
 
     monkeypatch.setattr(command, "cause_faults", cause_faults)

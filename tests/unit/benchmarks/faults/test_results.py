@@ -8,10 +8,9 @@ import pytest
 
 from benchmarks.faults.load import RIGHT, WRONG, Observation
 from benchmarks.faults.results import FaultResult, build_table, merge, summarize_fault
-from benchmarks.servers.process_kinds import KINDS, ProcessKind
+from benchmarks.servers.process_kinds import KINDS
 
-PLAIN = ProcessKind("encoder", "words")
-PORT = ProcessKind("haproxy", "words", 2.0)
+PLAIN, PORT = KINDS["encoder"], KINDS["haproxy"]
 
 
 def observe(outcome: str, started_s: float, seconds: float) -> Observation:
@@ -29,7 +28,7 @@ def test_summary_counts_what_failed_and_was_slow() -> None:
     assert result.answered == 0.5
     assert result.outcomes == {"encoder 503": 1, "encoder 0": 1}
     assert (result.worst_s, result.disturbed_s) == (4.0, 4.0)
-    assert not result.is_reached(PLAIN)
+    assert not result.is_reached
 
 
 def test_waits_without_a_right_answer_are_not_called_waits_for_one() -> None:
@@ -43,7 +42,7 @@ def test_waits_without_a_right_answer_are_not_called_waits_for_one() -> None:
 def test_undisturbed_fault_lasts_no_time() -> None:
     result = summarize_fault(PLAIN, "stop", [observe(RIGHT, 1.0, 0.1)], 0.5, None)
     assert (result.disturbed_s, result.answered) == (0.0, 1.0)
-    assert result.is_reached(PLAIN)
+    assert result.is_reached
 
 
 @pytest.mark.parametrize(
@@ -51,12 +50,11 @@ def test_undisturbed_fault_lasts_no_time() -> None:
 )
 def test_goal_of_the_port_is_a_time(outcome: str, seconds: float, reached: bool) -> None:
     result = summarize_fault(PORT, "kill", [observe(outcome, 5.0, seconds)], 5.0, 0.1)
-    assert result.is_reached(PORT) is reached
+    assert result.is_reached is reached
 
 
 def build_result(kind: str) -> FaultResult:
-    found = next(one for one in KINDS if one.name == kind)
-    return summarize_fault(found, "kill", [observe(RIGHT, 1.0, 0.1)], 0.0, None)
+    return summarize_fault(KINDS[kind], "kill", [observe(RIGHT, 1.0, 0.1)], 0.0, None)
 
 
 def test_merge_replaces_equal_faults_in_the_order_of_the_kinds() -> None:

@@ -39,7 +39,7 @@ from benchmarks.soak.memory import (
 )
 from benchmarks.soak.mixed_load import RATES, is_close, parse_stream
 
-SPARED = [kind.name for kind in KINDS]
+SPARED = list(KINDS)
 
 WHOLE = (
     b'data: {"choices": [{"text": "Hel"}]}\n\ndata: {"choices": [{"text": "lo"}]}\n\n'
