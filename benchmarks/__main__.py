@@ -87,7 +87,7 @@ COMMANDS: Mapping[str, CommandSpec] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one benchmark. Return 0 after a measurement, 1 after a failure or a wrong answer.
 
-    Some benchmarks also return 1 for a missed goal.
+    Some benchmarks also return 1 for a missed goal. The others only print it.
     """
     program = Program(
         "python -m benchmarks",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+from benchmarks.common.errors import BenchmarkError
 
 PERCENTILES = (50, 90, 95, 99)
 
@@ -73,3 +75,12 @@ class Goal:
             return f"{self.what}: not measured, {self.bound}"
         result = "reached" if self.reached else "missed"
         return f"{self.what}: {self.value:.3f}, {self.bound}: {result}"
+
+
+def require_goals(goals: Iterable[Goal], *, hint: str) -> None:
+    """Raise BenchmarkError with the goals that are missed or not measured.
+
+    Call it after the results are written, because they explain the failure.
+    """
+    if missed := [goal.sentence for goal in goals if not goal.reached]:
+        raise BenchmarkError("; ".join(missed), hint=hint)

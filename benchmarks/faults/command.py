@@ -110,10 +110,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Cause the faults and write the results. Return 1 if a fault of this run misses its goal.
+    """Cause the faults and write the results.
 
     If the run ends early, for example because the server does not recover, write the results so
     far. `--merge` accepts this file.
+
+    Raises BenchmarkError if a fault of this run misses its goal.
     """
     metadata = start_run("faults", arguments.command_line, arguments.seed)
     former = read_former(arguments.merge)
@@ -136,7 +138,9 @@ def run(arguments: argparse.Namespace) -> int:
     ):
         asyncio.run(cause_faults(server, arguments, chosen, measured))
     publish_results(metadata)
-    return 0 if all(one.is_reached for one in measured) else 1
+    if missed := [f"{one.action} {one.kind}" for one in measured if not one.is_reached]:
+        raise BenchmarkError(f"missed the goal: {', '.join(missed)}", hint="see the server's log")
+    return 0
 
 
 def read_former(path: Path | None) -> list[FaultResult]:

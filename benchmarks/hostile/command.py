@@ -31,6 +31,7 @@ from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import ServerAddress
 from benchmarks.common.options import add_run_options, add_url_option
 from benchmarks.common.report import Table, format_number, log_progress, publish, start_run
+from benchmarks.common.statistics import Goal, require_goals
 from benchmarks.common.wire import (
     CLOSED,
     NO_ANSWER,
@@ -150,13 +151,6 @@ class HostileResults:
         """
         return sorted(self.memory_before.keys() - self.memory_after.keys())
 
-    @property
-    def passed(self) -> bool:
-        """Whether all goals are reached; False if memory could not be read."""
-        is_released = self.memory_ratio is not None and self.memory_ratio <= MAX_MEMORY_RATIO
-        failed = self.failed + self.unexpected_count + sum(self.background_failures.values())
-        return not (failed or self.lost_replicas) and is_released
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_url_option(parser)
@@ -168,12 +162,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the attacks and write the results. Return 1 if a goal is missed."""
+    """Run the attacks and write the results. Raises BenchmarkError if a goal is missed."""
     metadata = start_run("hostile", arguments.command_line, arguments.seed)
     target = ServerAddress.parse(arguments.url)
     results = asyncio.run(measure(target, find_launcher(target), arguments))
     publish(arguments, metadata, results, build_tables(results), text=describe(results))
-    return 0 if results.passed else 1
+    require_goals(evaluate_goals(results), hint="see the server's log")
+    return 0
 
 
 async def measure(
@@ -322,6 +317,19 @@ async def wait_until_drained(launcher: int, before: Mapping[str, int]) -> dict[s
         await asyncio.sleep(1.0)
 
 
+def evaluate_goals(results: HostileResults) -> list[Goal]:
+    background_failures = sum(results.background_failures.values())
+    return [
+        Goal.at_most("unexpected 5xx or no answer", results.failed, 0),
+        Goal.at_most("other unexpected statuses", results.unexpected_count, 0),
+        Goal.at_most("failed background requests", background_failures, 0),
+        Goal.at_most("replicas that ended", len(results.lost_replicas), 0),
+        Goal.at_most(
+            "memory of the replicas, after / before", results.memory_ratio, MAX_MEMORY_RATIO
+        ),
+    ]
+
+
 def build_tables(results: HostileResults) -> tuple[Table, ...]:
     header = ("hostile requests", "seconds", "unexpected 5xx or no answer",
               "other unexpected statuses", "background requests", "failed", "slowest, ms",
@@ -367,4 +375,5 @@ def describe(results: HostileResults) -> str:
         f"resident memory of the replicas: {describe_growth(results)}",
     ]
     lines += [f"  {n} x {name}" for name, n in {**results.failures, **results.unexpected}.items()]
-    return "\n".join([*lines, "passed" if results.passed else "FAILED"])
+    passed = all(goal.reached for goal in evaluate_goals(results))
+    return "\n".join([*lines, "passed" if passed else "FAILED"])

@@ -21,7 +21,7 @@ from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import DEFAULT_URL, ServerAddress
 from benchmarks.common.options import add_run_options, add_url_option
 from benchmarks.common.report import Table, format_number, log_progress, publish, start_run
-from benchmarks.common.statistics import Goal
+from benchmarks.common.statistics import Goal, require_goals
 from benchmarks.page.browser import (
     OBSERVE_SHIFTS,
     WARM_UP_MINUTES,
@@ -95,8 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
     goals = evaluate_goals(results)
     notes = [goal.sentence for goal in goals]
     publish(arguments, metadata, results, [build_table(results)], notes=notes)
-    if missed := [goal.sentence for goal in goals if not goal.reached]:
-        raise BenchmarkError("; ".join(missed), hint="the result file has every value")
+    require_goals(goals, hint="the result file has every value")
     return 0
 
 

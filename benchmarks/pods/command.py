@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.options import DEFAULT_MODEL, add_run_options
 from benchmarks.common.report import (
     REPOSITORY,
@@ -111,7 +112,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Cause the faults and write the results. Return 1 if one misses its goal."""
+    """Cause the faults and write the results. Raises BenchmarkError if one misses its goal."""
     engine = find_engine(arguments.engine)
     metadata = start_run("pods", arguments.command_line, arguments.seed)
     results: list[PodFaultResult] = []
@@ -129,7 +130,9 @@ def run(arguments: argparse.Namespace) -> int:
         for fault in arguments.only:
             results.append(asyncio.run(cause_fault(cluster, fault, arguments)))
     publish_results(metadata)
-    return 0 if all(result.is_reached for result in results) else 1
+    if missed := [result.fault for result in results if not result.is_reached]:
+        raise BenchmarkError(f"missed the goal: {', '.join(missed)}", hint="see the table")
+    return 0
 
 
 async def cause_fault(

@@ -23,7 +23,7 @@ from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.options import add_run_options
 from benchmarks.common.random_checkpoints import TINY_BERT, write_bert
 from benchmarks.common.report import Table, log_progress, publish, start_run
-from benchmarks.common.statistics import Goal
+from benchmarks.common.statistics import Goal, require_goals
 from benchmarks.common.wire import build_request, require_ok, send_raw
 from benchmarks.many_models.command import build_config
 from benchmarks.many_models.store import write_tiny_models, write_version
@@ -114,8 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
     goals = evaluate_goals(results)
     notes = [goal.sentence for goal in goals]
     publish(arguments, metadata, results, [build_table(results)], notes=notes)
-    if missed := [goal.sentence for goal in goals if not goal.reached]:
-        raise BenchmarkError("; ".join(missed), hint="see the server's log")
+    require_goals(goals, hint="see the server's log")
     return 0
 
 

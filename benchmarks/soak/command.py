@@ -33,7 +33,7 @@ from benchmarks.common.report import (
     publish,
     start_run,
 )
-from benchmarks.common.statistics import Goal
+from benchmarks.common.statistics import Goal, require_goals
 from benchmarks.faults.load import RIGHT, WRONG, Observation, SteadyLoad
 from benchmarks.servers.own_server import Server, start_server
 from benchmarks.servers.process_kinds import KINDS, find_members, find_processes
@@ -105,9 +105,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the load and write the results. Return 1 if a goal is missed or was not measured.
+    """Run the load and write the results.
 
     If the run ends early, for example because the server does not recover, write what was measured.
+
+    Raises BenchmarkError if a goal is missed or was not measured.
     """
     metadata = start_run("soak", arguments.command_line, arguments.seed)
     config = find_config(arguments.config)
@@ -126,7 +128,8 @@ def run(arguments: argparse.Namespace) -> int:
         asyncio.run(soak(server, arguments.seconds, names, arguments.seed, record))
     results = record.summarize()
     publish_results(arguments, metadata, results)
-    return 0 if all(goal.reached for goal in evaluate_goals(results)) else 1
+    require_goals(evaluate_goals(results), hint="see the server's log")
+    return 0
 
 
 def publish_results(

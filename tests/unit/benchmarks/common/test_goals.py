@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.common.statistics import Goal
+from benchmarks.common.errors import BenchmarkError
+from benchmarks.common.statistics import Goal, require_goals
 
 
 @pytest.mark.parametrize(
@@ -18,3 +19,13 @@ from benchmarks.common.statistics import Goal
 def test_goal_sentence_reports_the_result(goal: Goal, reached: bool | None, sentence: str) -> None:
     assert goal.reached is reached
     assert goal.sentence == sentence
+
+
+def test_goals_that_are_missed_or_not_measured_are_reported() -> None:
+    reached, missed = Goal.at_most("a", 1.0, 1), Goal.at_most("b", 2.0, 1)
+    unknown = Goal.at_least("c", None, 1)
+    require_goals([reached], hint="look")
+    with pytest.raises(BenchmarkError) as raised:
+        require_goals([reached, missed, unknown], hint="look")
+    assert raised.value.message == f"{missed.sentence}; {unknown.sentence}"
+    assert raised.value.hint == "look"
