@@ -22,6 +22,7 @@ TIMEOUT_S = 60.0  # timeout of each request in s
 MIN_COSINE = 0.999  # minimum cosine between embeddings of one text from different batches
 ANSWER_TOKENS = 8
 SENTENCES = tuple(f"A sentence of middling length, number {number}." for number in range(16))
+COMPLETIONS_PATH = "/v1/completions"
 PROMPTS = ("The sea is", "The capital of France is", "Once upon a time", "Two and two make")
 
 
@@ -59,27 +60,43 @@ class Observation:
 
 async def build_encoder_requests(address: ServerAddress, embedder: str) -> list[KnownRequest]:
     """Ask the server for the right answers, and return the requests."""
-    encoders = []
-    for sentence in SENTENCES:
-        raw = build_closing_post(
-            address.prefix + model_path(embedder), build_inference_body(sentence)
-        )
-        expected = orjson.loads(await ask(address, raw))
-        is_right = partial(is_same_embedding, expected, min_cosine=MIN_COSINE)
-        encoders.append(KnownRequest("encoder", raw, is_right))
-    return encoders
+    path, is_same = model_path(embedder), partial(is_same_embedding, min_cosine=MIN_COSINE)
+    bodies = map(build_inference_body, SENTENCES)
+    return [await learn_request(address, "encoder", path, body, is_same) for body in bodies]
 
 
 async def build_generator_requests(address: ServerAddress, writer: str) -> list[KnownRequest]:
     """Ask the server for the right answers, and return the requests."""
-    generators = []
-    for prompt in PROMPTS:
-        body = {"model": writer, "prompt": prompt, "max_tokens": ANSWER_TOKENS, "temperature": 0}
-        raw = build_closing_post(address.prefix + "/v1/completions", orjson.dumps(body))
-        expected = orjson.loads(await ask(address, raw))
-        is_right = partial(is_same_completion, expected)
-        generators.append(KnownRequest("generator", raw, is_right))
-    return generators
+    bodies = [build_completion_body(writer, prompt, ANSWER_TOKENS) for prompt in PROMPTS]
+    return [
+        await learn_request(address, "generator", COMPLETIONS_PATH, body, is_same_completion)
+        for body in bodies
+    ]
+
+
+def build_completion_body(
+    model_id: str, prompt: str, max_tokens: int, *, stream: bool = False
+) -> bytes:
+    """Build the body of a request to COMPLETIONS_PATH, whose answer is the same every time."""
+    greedy = {"max_tokens": max_tokens, "temperature": 0, "stream": stream}
+    return orjson.dumps({"model": model_id, "prompt": prompt} | greedy)
+
+
+async def learn_request(
+    address: ServerAddress,
+    kind: str,
+    path: str,
+    body: bytes,
+    is_same: Callable[[Any, Any], bool],
+    parse: Callable[[bytes], Any] = orjson.loads,
+) -> KnownRequest:
+    """Ask the server once for the right answer. An answer is right if `is_same(right, answer)`.
+
+    Raises BenchmarkError if the request fails.
+    """
+    raw = build_closing_post(address.prefix + path, body)
+    expected = parse(await ask(address, raw))
+    return KnownRequest(kind, raw, partial(is_same, expected), parse)
 
 
 async def ask(address: ServerAddress, raw: bytes) -> bytes:

@@ -28,7 +28,7 @@ import orjson
 import psutil
 
 from benchmarks.common.errors import BenchmarkError
-from benchmarks.common.http import ServerAddress
+from benchmarks.common.http import ServerAddress, build_inference_body, model_path
 from benchmarks.common.options import add_run_options, add_url_option
 from benchmarks.common.report import Table, format_number, log_progress, publish, start_run
 from benchmarks.common.statistics import Goal, require_goals
@@ -291,8 +291,8 @@ async def run_attacks(
 
 async def send_repeatedly(target: ServerAddress, model_id: str, counts: HostileCounts) -> None:
     """Send valid requests one after the other. The requests bypass the response cache."""
-    body = orjson.dumps({"inputs": "a valid request", "options": {"use_cache": False}})
-    raw = build_closing_post(f"{target.prefix}/models/{model_id}", body)
+    body = build_inference_body("a valid request")
+    raw = build_closing_post(target.prefix + model_path(model_id), body)
     while True:
         started_s = time.perf_counter()
         response = await send_raw(target, raw, TIMEOUT_S)

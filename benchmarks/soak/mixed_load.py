@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from benchmarks.common.agreement import is_same_completion
-from benchmarks.common.http import ServerAddress, model_path
+from benchmarks.common.http import ServerAddress, build_inference_body, model_path
 from benchmarks.common.options import DEFAULT_GENERATOR, DEFAULT_MODEL
-from benchmarks.common.wire import build_closing_post
-from benchmarks.faults.load import KnownRequest, StreamCut, ask
+from benchmarks.faults.load import (
+    COMPLETIONS_PATH,
+    KnownRequest,
+    StreamCut,
+    build_completion_body,
+    learn_request,
+)
 
 CLASSIFIER = "hundredfold/minilm-sst2"
 READER = "hundredfold/minilm-squad"
@@ -54,40 +58,22 @@ async def build_mixed_requests(address: ServerAddress) -> dict[str, list[KnownRe
         "answer": (READER, questions),
     }
     requests = {
-        kind: [await _known(address, kind, model_path(model), _infer(each)) for each in values]
+        kind: [
+            await learn_request(address, kind, model_path(model), body, is_close)
+            for body in map(build_inference_body, values)
+        ]
         for kind, (model, values) in inputs.items()
     }
-    for kind in ("completion", "stream"):
-        requests[kind] = [
-            await _known(address, kind, "/v1/completions", _complete(prompt, kind == "stream"))
+    for kind, parse in (("completion", orjson.loads), ("stream", parse_stream)):
+        bodies = [
+            build_completion_body(DEFAULT_GENERATOR, prompt, ANSWER_TOKENS, stream=kind == "stream")
             for prompt in ("The sea is", "Once upon a time")
         ]
+        requests[kind] = [
+            await learn_request(address, kind, COMPLETIONS_PATH, body, is_same_completion, parse)
+            for body in bodies
+        ]
     return requests
-
-
-def _infer(inputs: object) -> dict[str, object]:
-    return {"inputs": inputs, "options": {"use_cache": False}}
-
-
-def _complete(prompt: str, stream: bool) -> dict[str, object]:
-    return {
-        "model": DEFAULT_GENERATOR,
-        "prompt": prompt,
-        "max_tokens": ANSWER_TOKENS,
-        "temperature": 0,
-        "stream": stream,
-    }
-
-
-async def _known(
-    address: ServerAddress, kind: str, path: str, body: Mapping[str, object]
-) -> KnownRequest:
-    raw = build_closing_post(address.prefix + path, orjson.dumps(body))
-    parse: Callable[[bytes], Any] = parse_stream if kind == "stream" else orjson.loads
-    expected = parse(await ask(address, raw))
-    if kind in ("completion", "stream"):
-        return KnownRequest(kind, raw, partial(is_same_completion, expected), parse)
-    return KnownRequest(kind, raw, partial(is_close, expected), parse)
 
 
 def parse_stream(body: bytes) -> dict[str, Any]:

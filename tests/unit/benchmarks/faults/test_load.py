@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,7 +13,16 @@ import pytest
 
 from benchmarks.common.http import ServerAddress
 from benchmarks.common.wire import CLOSED, HttpExchange, build_closing_post
-from benchmarks.faults.load import CUT, RIGHT, WRONG, KnownRequest, SteadyLoad, classify_answer
+from benchmarks.faults.load import (
+    CUT,
+    RIGHT,
+    WRONG,
+    KnownRequest,
+    SteadyLoad,
+    build_completion_body,
+    classify_answer,
+    learn_request,
+)
 from tests.support.fakes import wait_until
 
 
@@ -86,3 +96,15 @@ def test_only_the_known_answer_is_right(status: int, body: bytes, outcome: str) 
 def test_answer_that_ends_in_its_body_is_cut_not_wrong(status: int, outcome: str) -> None:
     answer = HttpExchange(status, b"HTTP/1.1 200 OK\r\nContent-Length: 100000", b"[0.125,0.2")
     assert classify_answer(REQUEST, answer) == outcome
+
+
+async def test_right_answer_is_the_one_of_the_server() -> None:
+    small = SmallServer()
+    small.may_answer.set()
+    async with running(small) as address:
+        body = build_completion_body("model", "A prompt", 4)
+        request = await learn_request(address, "encoder", "/path", body, operator.eq)
+    assert request.raw.startswith(b"POST /path ")
+    assert request.raw.endswith(body)
+    answers = [HttpExchange(200, b"", text) for text in (b"[1]", b"[2]")]
+    assert [classify_answer(request, each) for each in answers] == [RIGHT, WRONG]
