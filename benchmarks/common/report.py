@@ -216,19 +216,20 @@ def publish(
 
 
 @contextmanager
-def keep_partial_results(
-    run: RunMetadata, publish_so_far: Callable[[RunMetadata], None]
+def publish_at_end(
+    run: RunMetadata, publish_results: Callable[[RunMetadata], None]
 ) -> Iterator[None]:
-    """If the block fails or is interrupted, call `publish_so_far`, then raise the error again.
+    """Call `publish_results` with `run` after the block, even if it fails or is interrupted.
 
-    `publish_so_far` gets `run` with the reason in the field `incomplete`.
+    Then `run` has the reason in the field `incomplete`, and the error is raised again.
     """
     try:
         yield
     except BaseException as exc:
         reason = exc.message if isinstance(exc, ServeError) else repr(exc)
-        publish_so_far(replace(run, incomplete=reason))
+        publish_results(replace(run, incomplete=reason))
         raise
+    publish_results(run)
 
 
 def encode_result(run: RunMetadata, results: Any, tables: Sequence[Table]) -> bytes:

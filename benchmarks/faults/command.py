@@ -21,9 +21,9 @@ from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.options import DEFAULT_GENERATOR, DEFAULT_MODEL, add_run_options
 from benchmarks.common.report import (
     RunMetadata,
-    keep_partial_results,
     log_progress,
     publish,
+    publish_at_end,
     start_run,
 )
 from benchmarks.faults.load import (
@@ -124,20 +124,16 @@ def run(arguments: argparse.Namespace) -> int:
     measured: list[FaultResult] = []
 
     def publish_results(run: RunMetadata) -> None:
-        results = merge(former, measured)
-        publish(arguments, run, results, [build_table(results)])
-
-    def publish_so_far(run: RunMetadata) -> None:
         if measured:
-            publish_results(run)
+            results = merge(former, measured)
+            publish(arguments, run, results, [build_table(results)])
 
     with (
-        keep_partial_results(metadata, publish_so_far),
+        publish_at_end(metadata, publish_results),
         stop_signals_interrupt(),
         start_server(config, arguments.out) as server,
     ):
         asyncio.run(cause_faults(server, arguments, chosen, measured))
-    publish_results(metadata)
     if missed := [f"{one.action} {one.kind}" for one in measured if not one.is_reached]:
         raise BenchmarkError(f"missed the goal: {', '.join(missed)}", hint="see the server's log")
     return 0

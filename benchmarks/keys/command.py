@@ -31,9 +31,9 @@ from benchmarks.common.http import ServerAddress, build_inference_body, task_pat
 from benchmarks.common.options import DEFAULT_MODEL, add_run_options
 from benchmarks.common.report import (
     RunMetadata,
-    keep_partial_results,
     log_progress,
     publish,
+    publish_at_end,
     start_run,
 )
 from benchmarks.common.sentences import load_sentences
@@ -85,15 +85,15 @@ def run(arguments: argparse.Namespace) -> int:
     metadata = start_run("keys", arguments.command_line, arguments.seed)
     measured: list[KeysResults] = []  # after each round
 
-    def publish_so_far(so_far: RunMetadata) -> None:
+    def publish_results(run: RunMetadata) -> None:
         if measured:
             results = measured[-1]
             notes = [goal.sentence for goal in evaluate_goals(results)]
-            publish(arguments, so_far, results, build_tables(results), notes=notes)
+            publish(arguments, run, results, build_tables(results), notes=notes)
 
     config = find_config(arguments.config)
     with (
-        keep_partial_results(metadata, publish_so_far),
+        publish_at_end(metadata, publish_results),
         stop_signals_interrupt(),
         tempfile.TemporaryDirectory(prefix="keys-") as directory,
         start_server(config, arguments.out) as server,
@@ -102,7 +102,6 @@ def run(arguments: argparse.Namespace) -> int:
         settings = LiveSettings(arguments.out / LOG_NAME, config, server.address.port)
         for results in measure(server.address, settings, keys, arguments):
             measured.append(results)
-    publish_so_far(metadata)
     return 0
 
 

@@ -21,9 +21,9 @@ from benchmarks.common.http import ServerAddress
 from benchmarks.common.options import add_rounds_option, add_run_options, add_url_option
 from benchmarks.common.report import (
     RunMetadata,
-    keep_partial_results,
     log_progress,
     publish,
+    publish_at_end,
     start_run,
 )
 from benchmarks.common.sentences import load_sentences
@@ -78,16 +78,15 @@ def run(arguments: argparse.Namespace) -> int:
     texts = load_sentences(None, arguments.seed).texts
     measured: list[WorkloadResults] = []
 
-    def publish_so_far(so_far: RunMetadata) -> None:
+    def publish_results(run: RunMetadata) -> None:
         if measured:
             results = OverloadResults(url=address.url, workloads=tuple(measured))
-            publish(arguments, so_far, results, build_tables(results), text=describe(results))
+            publish(arguments, run, results, build_tables(results), text=describe(results))
 
-    with keep_partial_results(metadata, publish_so_far):
+    with publish_at_end(metadata, publish_results):
         for name in arguments.workloads:
             overload = OverloadRun(address, launcher, WORKLOADS[name](texts), arguments.seed)
             measured.append(overload.measure(arguments.factors, arguments.rounds))
-    publish_so_far(metadata)
     if wrong := sum(level.wrong for each in measured for level in each.levels):
         raise BenchmarkError(f"{wrong} answers were wrong", hint="see the table above")
     return 0

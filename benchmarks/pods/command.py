@@ -22,9 +22,9 @@ from benchmarks.common.report import (
     REPOSITORY,
     RunMetadata,
     Table,
-    keep_partial_results,
     log_progress,
     publish,
+    publish_at_end,
     start_run,
 )
 from benchmarks.faults.load import (
@@ -121,7 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
         publish(arguments, run, results, [build_table(results)])
 
     with (
-        keep_partial_results(metadata, publish_results),
+        publish_at_end(metadata, publish_results),
         stop_signals_interrupt(),
         run_pods(
             engine, arguments.manifest, arguments.image, arguments.store, arguments.first_port
@@ -129,7 +129,6 @@ def run(arguments: argparse.Namespace) -> int:
     ):
         for fault in arguments.only:
             results.append(asyncio.run(cause_fault(cluster, fault, arguments)))
-    publish_results(metadata)
     if missed := [result.fault for result in results if not result.is_reached]:
         raise BenchmarkError(f"missed the goal: {', '.join(missed)}", hint="see the table")
     return 0

@@ -27,9 +27,9 @@ from benchmarks.common.options import (
 )
 from benchmarks.common.report import (
     RunMetadata,
-    keep_partial_results,
     log_progress,
     publish,
+    publish_at_end,
     start_run,
 )
 from benchmarks.common.sentences import load_sentences
@@ -126,18 +126,17 @@ def run(arguments: argparse.Namespace) -> int:
     logs = (arguments.out / f"{metadata.stem}-logs").resolve()
     by_round: list[RivalResults] = []
 
-    def publish_so_far(so_far: RunMetadata) -> None:
+    def publish_results(run: RunMetadata) -> None:
         for results in by_round[-1:]:
-            publish(arguments, so_far, results, build_tables(results), text=describe(results))
+            publish(arguments, run, results, build_tables(results), text=describe(results))
 
     with (
-        keep_partial_results(metadata, publish_so_far),
+        publish_at_end(metadata, publish_results),
         stop_signals_interrupt(),
         tempfile.TemporaryDirectory(prefix="rivals-") as scratch,
     ):
         for results in measure(arguments, Path(scratch), logs):
             by_round.append(results)
-    publish_so_far(metadata)
     for path in plot_rivals(arguments.out, metadata, results):
         log_progress(f"wrote {path}")
     require_answered(results)

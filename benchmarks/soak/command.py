@@ -28,9 +28,9 @@ from benchmarks.common.options import add_run_options
 from benchmarks.common.report import (
     RunMetadata,
     Table,
-    keep_partial_results,
     log_progress,
     publish,
+    publish_at_end,
     start_run,
 )
 from benchmarks.common.statistics import Goal, require_goals
@@ -116,23 +116,21 @@ def run(arguments: argparse.Namespace) -> int:
     names = [name for name in KINDS if name not in arguments.spare]
     record = SoakRecord()
 
-    def publish_so_far(so_far: RunMetadata) -> None:
+    def publish_results(run: RunMetadata) -> None:
         if record.observations:
-            publish_results(arguments, so_far, record.summarize())
+            publish_soak(arguments, run, record.summarize())
 
     with (
-        keep_partial_results(metadata, publish_so_far),
+        publish_at_end(metadata, publish_results),
         stop_signals_interrupt(),
         start_server(config, arguments.out) as server,
     ):
         asyncio.run(soak(server, arguments.seconds, names, arguments.seed, record))
-    results = record.summarize()
-    publish_results(arguments, metadata, results)
-    require_goals(evaluate_goals(results), hint="see the server's log")
+    require_goals(evaluate_goals(record.summarize()), hint="see the server's log")
     return 0
 
 
-def publish_results(
+def publish_soak(
     arguments: argparse.Namespace, metadata: RunMetadata, results: SoakResults
 ) -> None:
     tables = [

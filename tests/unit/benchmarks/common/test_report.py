@@ -13,8 +13,8 @@ from benchmarks.common.report import (
     RunMetadata,
     Table,
     git_commit,
-    keep_partial_results,
     publish,
+    publish_at_end,
     read_host_info,
     start_run,
 )
@@ -74,11 +74,11 @@ def test_run_that_fails_publishes_its_results_with_the_reason(tmp_path: Path) ->
     arguments = argparse.Namespace(out=tmp_path, json=False)
     results: list[float] = []
 
-    def publish_so_far(run: RunMetadata) -> None:
+    def publish_results(run: RunMetadata) -> None:
         publish(arguments, run, results, [])
 
     def measure() -> None:
-        with keep_partial_results(start_run("toy", "bench toy", 0), publish_so_far):
+        with publish_at_end(start_run("toy", "bench toy", 0), publish_results):
             results.append(1.5)
             raise BenchmarkError("the server has ended")
 
@@ -87,3 +87,11 @@ def test_run_that_fails_publishes_its_results_with_the_reason(tmp_path: Path) ->
     (path,) = tmp_path.iterdir()
     written = json.loads(path.read_text())
     assert (written["run"]["incomplete"], written["results"]) == ("the server has ended", [1.5])
+
+
+def test_run_to_its_end_publishes_once() -> None:
+    published: list[RunMetadata] = []
+    run = start_run("toy", "bench toy", 0)
+    with publish_at_end(run, published.append):
+        assert published == []
+    assert published == [run]
