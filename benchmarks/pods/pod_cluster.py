@@ -24,6 +24,7 @@ from benchmarks.pods.containers import (
 )
 from benchmarks.servers.processes import is_ready
 from cluster.ports import DASHBOARD_PORT, HTTP_PORT
+from cluster.progress import DIRECT
 from deployments.deployment_names import INGRESS
 
 NAME = "hundredfold-pods"  # of the network, and before the names of the containers
@@ -147,7 +148,7 @@ class PodCluster:
             },
         )
         try:
-            with urllib.request.urlopen(request, timeout=120) as response:
+            with DIRECT.open(request, timeout=120) as response:
                 return json.loads(response.read() or b"{}")
         except urllib.error.HTTPError as error:
             text = error.read().decode(errors="replace").strip()

@@ -98,6 +98,18 @@ def test_victim_has_a_replica_of_the_ingress(cluster: PodCluster) -> None:
     assert requests == [("/api/serve/applications/", "Bearer t0")]
 
 
+def test_dashboard_is_not_asked_through_a_proxy(
+    cluster: PodCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    content = json.dumps({"applications": {"hundredfold": APPLICATION}}).encode()
+    with dashboard(cluster, 200, content) as requests:
+        assert cluster.find_ingress_worker() == 2
+    assert len(requests) == 1
+
+
 @pytest.mark.parametrize(
     ("change", "is_complete"),
     [
