@@ -14,7 +14,8 @@ import shutil
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -137,7 +138,7 @@ def measure_level(
     log_progress(f"{connections} connections: {result.requests_per_s:,.0f} requests/s")
     functions: Mapping[str, Sequence[FunctionShare]] = {}
     if arguments.samples:
-        with sampling(launcher, arguments.out, connections, arguments.seconds) as stacks:
+        with sample_stacks(launcher, arguments.out, connections, arguments.seconds) as stacks:
             uvloop.run(run_load(address, Workload(requests), plan))
         functions = {name: count_functions(read_stacks(paths)) for name, paths in stacks.items()}
     return ProfileLevel(
@@ -282,52 +283,38 @@ def find_py_spy() -> str:
     return program
 
 
-class sampling:
-    """Context manager that samples the stacks of every replica.
+@contextmanager
+def sample_stacks(
+    launcher: int, out: Path, connections: int, seconds: float
+) -> Iterator[Mapping[str, Sequence[Path]]]:
+    """Sample the stacks of every replica during the block, for `seconds`.
 
-    `with` yields the paths of the stack files of each deployment, one per replica. The files are
-    complete after the block. Only threads that hold the GIL are sampled, which excludes forward
-    passes and waiting threads. Raises BenchmarkError if py-spy is not installed.
+    Yield the paths of the stack files of each deployment, one per replica. The files are complete
+    after the block. Only threads that hold the GIL are sampled, which excludes forward passes and
+    waiting threads. Raises BenchmarkError if py-spy is not installed.
     """
-
-    def __init__(self, launcher: int, out: Path, connections: int, seconds: float) -> None:
-        self._launcher = launcher
-        self._out = out
-        self._connections = connections
-        self._seconds = seconds
-        self._samplers: list[subprocess.Popen[bytes]] = []
-
-    def __enter__(self) -> Mapping[str, Sequence[Path]]:
-        program = find_py_spy()
-        self._out.mkdir(parents=True, exist_ok=True)
-        stacks: defaultdict[str, list[Path]] = defaultdict(list)
-        for kind, pid in sorted({(kind, pid) for kind, pid, *_ in read_threads(self._launcher)}):
-            if kind in (OTHER_RAY, "haproxy"):
-                continue
-            path = self._out / f"stacks-{kind}-{pid}-{self._connections}.txt"
-            stacks[kind].append(path)
-            options = (
-                "--gil",
-                "--format",
-                "raw",
-                "--rate",
-                str(SAMPLES_PER_S),
-                "--output",
-                str(path),
-            )
-            duration = ("--duration", str(max(1, round(self._seconds))))
-            self._samplers.append(
-                subprocess.Popen(
-                    [program, "record", "--pid", str(pid), *options, *duration],
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                )
-            )
-        return stacks
-
-    def __exit__(self, *_: object) -> None:
-        for sampler in self._samplers:
+    program = find_py_spy()
+    out.mkdir(parents=True, exist_ok=True)
+    stacks: defaultdict[str, list[Path]] = defaultdict(list)
+    samplers: list[subprocess.Popen[bytes]] = []
+    for kind, pid in sorted({(kind, pid) for kind, pid, *_ in read_threads(launcher)}):
+        if kind in (OTHER_RAY, "haproxy"):
+            continue
+        path = out / f"stacks-{kind}-{pid}-{connections}.txt"
+        stacks[kind].append(path)
+        command = [
+            *(program, "record", "--pid", str(pid), "--gil", "--format", "raw"),
+            *("--rate", str(SAMPLES_PER_S), "--output", str(path)),
+            *("--duration", str(max(1, round(seconds)))),
+        ]
+        samplers.append(
+            subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        )
+    try:
+        yield stacks
+    finally:
+        for sampler in samplers:
             try:
-                sampler.wait(timeout=self._seconds + 30)
+                sampler.wait(timeout=seconds + 30)
             except subprocess.TimeoutExpired:
                 sampler.kill()

@@ -20,7 +20,7 @@ from benchmarks.profile.command import (
     count_functions,
     read_stacks,
     read_threads,
-    sampling,
+    sample_stacks,
     summarize_costs,
 )
 
@@ -102,7 +102,7 @@ def test_every_replica_of_a_deployment_has_a_stack_file(
     processes = (("Ingress", 1), ("Ingress", 2), ("CpuEncoder", 3), ("haproxy", 4))
     threads = {(kind, pid, pid, "main"): ThreadUsage() for kind, pid in processes}
     monkeypatch.setattr(profile, "read_threads", lambda _: threads)
-    with sampling(LAUNCHER, tmp_path, connections=4, seconds=1.0) as stacks:
+    with sample_stacks(LAUNCHER, tmp_path, connections=4, seconds=1.0) as stacks:
         pass
     found = {name: len(set(paths)) for name, paths in stacks.items()}
     assert found == {"Ingress": 2, "CpuEncoder": 1}
