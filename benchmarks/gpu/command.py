@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -192,21 +193,12 @@ def run_worker(
         log.open("a+", encoding="utf-8", errors="replace") as errors,
         _start_worker(part, names, target, scratch, errors) as process,
     ):
-        session = ProcessSession.of(process.pid)
         start = errors.tell()
         assert process.stdout is not None
-        is_late = Event()
-
-        def end() -> None:
-            is_late.set()
-            stop(process, session)
-
-        timer = Timer(seconds, end)
-        timer.start()
         running: str | None = None
         started_s = time.monotonic()
         results = 0
-        try:
+        with _limit_time(process, seconds) as is_late:
             for line in process.stdout:
                 message: dict[str, Any] = orjson.loads(line)
                 running = message.get("started")
@@ -215,12 +207,6 @@ def run_worker(
                     results += 1
                     yield CaseResult(**message["result"])
             process.wait()
-        finally:
-            timer.cancel()
-            timer.join()  # `end` may still end processes
-            if process.poll() is None:
-                stop(process, session)
-            kill_remaining(session)
         errors.seek(start)
         last_line = (errors.read().strip().splitlines() or [""])[-1]
     if running is not None and (not is_late.is_set() or not results):
@@ -252,6 +238,31 @@ def _start_worker(
         stderr=errors,
         start_new_session=True,
     )
+
+
+@contextmanager
+def _limit_time(process: subprocess.Popen[bytes], seconds: float) -> Iterator[Event]:
+    """End a process after `seconds`. Yield the event that is set then.
+
+    After the block, no process of its session is left in any case.
+    """
+    session = ProcessSession.of(process.pid)
+    is_late = Event()
+
+    def end() -> None:
+        is_late.set()
+        stop(process, session)
+
+    timer = Timer(seconds, end)
+    timer.start()
+    try:
+        yield is_late
+    finally:
+        timer.cancel()
+        timer.join()  # `end` may still end processes
+        if process.poll() is None:
+            stop(process, session)
+        kill_remaining(session)
 
 
 def _require_gpu() -> None:
