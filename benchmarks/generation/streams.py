@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.common.closed_loop import run_clients
 from build_artifacts.types import Tokens
 
 IN_PROCESS = "hundredfold"
@@ -125,19 +126,11 @@ async def run_streams(
     fails, the other streams are cancelled and the error is raised.
     """
     answers: dict[int, StreamResult] = {}
-    waiting = iter(enumerate(requests))
 
-    async def run_client() -> None:
-        for number, request in waiting:
-            answers[number] = await generator.generate(request)
+    async def run_stream(number: int) -> None:
+        answers[number] = await generator.generate(requests[number])
 
-    tasks = [asyncio.create_task(run_client()) for _ in range(clients or len(requests))]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    await run_clients(clients or len(requests), range(len(requests)), run_stream)
     return tuple(answers[number] for number in range(len(requests)))
 
 

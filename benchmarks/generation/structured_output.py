@@ -6,7 +6,6 @@ independently of the server's grammar. An answer that reaches its token limit co
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple, Self
 import jsonschema
 import orjson
 
+from benchmarks.common.closed_loop import run_clients
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.statistics import percentiles_ms
 from benchmarks.generation.http_system import HttpGenerator
@@ -93,16 +93,12 @@ class SchemaResults:
 async def answer_all(generator: HttpGenerator, tasks: Iterable[SchemaTask]) -> SchemaResults:
     """Run all tasks, `AT_ONCE` at a time. Failures are counted, never raised."""
     answers: list[SchemaAnswer] = []
-    waiting = iter(tasks)
 
-    async def run_client() -> None:
-        for task in waiting:
-            answers.append(await answer_schema(generator, task))
+    async def run_task(task: SchemaTask) -> None:
+        answers.append(await answer_schema(generator, task))
 
     started_s = time.perf_counter()
-    async with asyncio.TaskGroup() as group:
-        for _ in range(AT_ONCE):
-            group.create_task(run_client())
+    await run_clients(AT_ONCE, tasks, run_task)
     seconds = time.perf_counter() - started_s
     return SchemaResults.summarize(sorted(answers), seconds)
 

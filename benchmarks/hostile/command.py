@@ -27,6 +27,7 @@ from urllib.parse import unquote
 import orjson
 import psutil
 
+from benchmarks.common.closed_loop import run_clients
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import ServerAddress, build_inference_body, model_path
 from benchmarks.common.options import add_run_options, add_url_option
@@ -269,19 +270,15 @@ async def run_attacks(
     Each request has its own connection. At most `connections` connections are open at a time.
     """
     counts = HostileCounts()
-    waiting = iter(chosen)
 
-    async def attacker() -> None:
-        for attack in waiting:
-            response = await send_raw(target, attack.raw, LEAVE_S if attack.leaves else TIMEOUT_S)
-            counts.count(attack, response.status)
+    async def send(attack: HostileRequest) -> None:
+        response = await send_raw(target, attack.raw, LEAVE_S if attack.leaves else TIMEOUT_S)
+        counts.count(attack, response.status)
 
     background_client = asyncio.create_task(
         send_repeatedly(target, models["feature-extraction"], counts)
     )
-    async with asyncio.TaskGroup() as group:
-        for _ in range(connections):
-            group.create_task(attacker())
+    await run_clients(connections, chosen, send)
     background_client.cancel()
     (ended,) = await asyncio.gather(background_client, return_exceptions=True)
     if not isinstance(ended, asyncio.CancelledError):
