@@ -252,3 +252,8 @@ def log_progress(text: str) -> None:
 
 def format_number(value: float, digits: int = 0) -> str:
     return f"{value:,.{digits}f}"
+
+
+def format_counts(counts: Mapping[str, int]) -> str:
+    """Return a cell such as `2 x 429, 1 x no_answer`; `0` without counts."""
+    return ", ".join(f"{count} x {what}" for what, count in counts.items()) or "0"

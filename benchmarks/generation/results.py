@@ -8,7 +8,7 @@ from typing import Self
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.report import Table, format_number
-from benchmarks.common.statistics import Goal, RoundSummary, summarize
+from benchmarks.common.statistics import Goal, RoundSummary, summarize, summarize_ratios
 from benchmarks.generation.scenarios import (
     RUNNING_INTER_TOKEN_MAX,
     STREAMS,
@@ -279,7 +279,7 @@ class RatioTable:
             return None
         if a is None or b is None or len(a.values) != len(b.values):
             return None
-        return summarize([x / y for x, y in zip(a.values, b.values, strict=True)])
+        return summarize_ratios(a, b)
 
 
 def evaluate_goals(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import truediv
 
 from benchmarks.common.engine_timing import COMPARED_SHAPE, CoreSplit, ShapeLatency, cap_shapes
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.report import Table, format_number
-from benchmarks.common.statistics import Goal, RoundSummary, summarize
+from benchmarks.common.statistics import Goal, RoundSummary, summarize_ratios
 from benchmarks.graphs.candidates import COMMON_RECIPE, DYNAMIC, OPENVINO_BASELINES, SEALED, TORCH
 from deployments.tuning.costs import Shape
 
@@ -85,10 +84,10 @@ class GraphResults:
 
 def compute_ratios(latencies: Sequence[ShapeLatency]) -> tuple[LatencyRatio, ...]:
     """Compute each ratio of COMPARISONS at each shape where both systems were measured."""
-    values = {(timing.system, timing.shape): timing.ms.values for timing in latencies}
+    values = {(timing.system, timing.shape): timing.ms for timing in latencies}
     shapes = dict.fromkeys(timing.shape for timing in latencies)
     return tuple(
-        LatencyRatio(over, under, shape, summarize(list(map(truediv, values[a], values[b]))))
+        LatencyRatio(over, under, shape, summarize_ratios(values[a], values[b]))
         for over, under in COMPARISONS
         for shape in shapes
         if (a := (over, shape)) in values and (b := (under, shape)) in values

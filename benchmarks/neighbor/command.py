@@ -17,7 +17,14 @@ import uvloop
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import ServerAddress, build_inference_body, task_path
 from benchmarks.common.options import add_common_options, add_rounds_option, add_url_option
-from benchmarks.common.report import Table, format_number, log_progress, publish, start_run
+from benchmarks.common.report import (
+    Table,
+    format_counts,
+    format_number,
+    log_progress,
+    publish,
+    start_run,
+)
 from benchmarks.common.sentences import load_sentences
 from benchmarks.common.statistics import Goal, require_goals, summarize, summarize_ratios
 from benchmarks.serving.load import LoadPlan, LoadResult, Workload, run_load
@@ -143,7 +150,7 @@ def build_table(clients: Mapping[str, LoadLevel]) -> Table:
             str(client.connections),
             format_number(client.requests_per_s.median),
             *(format_number(client.latency_ms[rank].median, 2) for rank in ("p50", "p99")),
-            ", ".join(f"{n} x {reason}" for reason, n in client.failures.items()) or "0",
+            format_counts(client.failures),
         )
         for name, client in clients.items()
     ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import NamedTuple
 
-from benchmarks.common.report import Table, format_number
+from benchmarks.common.report import Table, format_counts, format_number
 from benchmarks.common.statistics import Goal, percentiles_ms
 from benchmarks.overload.open_loop import OpenLoopResult
 
@@ -138,7 +138,7 @@ def _level_row(workload: WorkloadResults, level: OverloadLevel) -> list[str]:
         f"{level.share:.0%}",
         f"{refusal['p50']:.1f} / {refusal['p99']:.1f}" if refusal else "-",
         str(level.late),
-        ", ".join(f"{n} x {reason}" for reason, n in unanswered.items()) or "0",
+        format_counts(unanswered),
         str(level.wrong),
         f"{level.client_cores:.2f}",
         f"{level.send_lag_ms['p99']:.1f}" if level.send_lag_ms else "-",

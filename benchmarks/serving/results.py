@@ -12,7 +12,7 @@ from benchmarks.common.agreement import CosineCheck, require_agreement
 from benchmarks.common.engine_timing import CoreSplit
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.plots import COLORS, create_figure, draw_bars, label_axes, save_figure
-from benchmarks.common.report import RunMetadata, Table, format_number
+from benchmarks.common.report import RunMetadata, Table, format_counts, format_number
 from benchmarks.common.statistics import (
     PERCENTILES,
     RoundSummary,
@@ -105,7 +105,7 @@ def _level_row(level: LoadLevel) -> list[str]:
         format_number(level.requests_per_s.median),
         f"{level.requests_per_s.spread:.0%}",
         *("-" if latency is None else format_number(latency.median, 2) for latency in latencies),
-        ", ".join(f"{n} x {reason}" for reason, n in level.failures.items()) or "0",
+        format_counts(level.failures),
         "-" if cpu_s is None else format_number(cpu_s * 1e6, 1),
     ]
 
