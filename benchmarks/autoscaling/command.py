@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.autoscaling.controller import Controller
 from benchmarks.autoscaling.day import Day, DaySettings, draw_day
-from benchmarks.autoscaling.policies import Contestant, build_contestants, read_autoscaling
+from benchmarks.autoscaling.policies import ScalingMethod, build_scaling_methods, read_autoscaling
 from benchmarks.autoscaling.results import (
     AutoscalingResults,
     ScalingResults,
@@ -120,17 +120,19 @@ def replay(arguments: argparse.Namespace) -> AutoscalingResults:
         day=day_settings,
         server=server,
         work=average_work(day),
-        policies=[replay_policy(one, day, server, settings) for one in build_contestants(settings)],
+        policies=[
+            replay_policy(one, day, server, settings) for one in build_scaling_methods(settings)
+        ],
     )
 
 
 def replay_policy(
-    contestant: Contestant, day: Day, server: ServerSettings, settings: dict[str, Any]
+    method: ScalingMethod, day: Day, server: ServerSettings, settings: dict[str, Any]
 ) -> ScalingResults:
-    log_progress(f"replaying: {contestant.name}")
-    if not contestant.sees_queue:
+    log_progress(f"replaying: {method.name}")
+    if not method.sees_queue:
         server = replace(server, window_s=HIDDEN_WINDOW_S)
-    controller = None if contestant.config is None else Controller(contestant.config)
+    controller = None if method.config is None else Controller(method.config)
     replicas = settings["max_replicas" if controller is None else "min_replicas"]
-    simulation = Simulation(day, server, controller, contestant.count_calls, replicas)
-    return summarize_trace(contestant, simulation.run())
+    simulation = Simulation(day, server, controller, method.count_calls, replicas)
+    return summarize_trace(method, simulation.run())

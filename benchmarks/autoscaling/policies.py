@@ -20,7 +20,7 @@ from deployments.config import MicroBatchSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Contestant:
+class ScalingMethod:
     """One way to choose the number of replicas.
 
     If `config` is None, the number is constant and has the value of `--max-replicas`.
@@ -65,18 +65,18 @@ def parse_autoscaling(settings: dict[str, Any]) -> AutoscalingConfig:
             ) from exc
 
 
-def build_contestants(settings: dict[str, Any]) -> Sequence[Contestant]:
+def build_scaling_methods(settings: dict[str, Any]) -> Sequence[ScalingMethod]:
     """Build the policy of `settings` and the policies to compare, with the same replica bounds."""
     bounds = {key: settings[key] for key in ("min_replicas", "max_replicas")}
     configured = parse_autoscaling(settings)
     serve_policy = parse_autoscaling(settings | {"policy": AutoscalingPolicy()})
     return (
-        Contestant("work", configured, count_requests),
-        Contestant("work, queue not seen", configured, count_requests, sees_queue=False),
-        Contestant("Serve's policy, requests", serve_policy, count_requests),
-        Contestant("Serve's policy, micro-batches", serve_policy, count_micro_batches),
-        Contestant("Serve's defaults, requests", parse_autoscaling(bounds), count_requests),
-        Contestant("no autoscaling", None, count_requests),
+        ScalingMethod("work", configured, count_requests),
+        ScalingMethod("work, queue not seen", configured, count_requests, sees_queue=False),
+        ScalingMethod("Serve's policy, requests", serve_policy, count_requests),
+        ScalingMethod("Serve's policy, micro-batches", serve_policy, count_micro_batches),
+        ScalingMethod("Serve's defaults, requests", parse_autoscaling(bounds), count_requests),
+        ScalingMethod("no autoscaling", None, count_requests),
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.autoscaling.day import Day, DaySettings
-from benchmarks.autoscaling.policies import Contestant
+from benchmarks.autoscaling.policies import ScalingMethod
 from benchmarks.autoscaling.simulation import ServerSettings, Trace
 from benchmarks.common.plots import COLORS, create_figure, label_axes, save_figure
 from benchmarks.common.report import RunMetadata, Table, format_number
@@ -49,7 +49,7 @@ class AutoscalingResults:
     policies: Sequence[ScalingResults]
 
 
-def summarize_trace(contestant: Contestant, trace: Trace) -> ScalingResults:
+def summarize_trace(method: ScalingMethod, trace: Trace) -> ScalingResults:
     seconds, latencies, weights = (
         np.array(column) for column in zip(*trace.latencies, strict=True)
     )
@@ -57,7 +57,7 @@ def summarize_trace(contestant: Contestant, trace: Trace) -> ScalingResults:
     starts = np.maximum(np.diff(paid), 0).sum()
     bins = seconds.astype(np.int64) // BIN_S
     return ScalingResults(
-        name=contestant.name,
+        name=method.name,
         replica_hours=float(paid.sum()) / 3600,
         max_replicas=int(paid.max()),
         starts=int(starts),

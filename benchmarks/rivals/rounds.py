@@ -56,11 +56,12 @@ class Meter:
 
 
 @dataclass(frozen=True, slots=True)
-class Contest:
+class LoadTarget:
     """A running server with the requests of one workload."""
 
     meter: Meter
     server: ServerProcess
+    api: Api
     requests: Sequence[bytes]
     workload: TextWorkload
 
@@ -132,29 +133,32 @@ class RivalRounds:
                 for active, idle in (order, order[::-1]):
                     self._measure(active, idle, level, rival.name, number)
 
-    def _open(self, meter: Meter, server: ServerProcess, workload: TextWorkload) -> Contest | None:
+    def _open(
+        self, meter: Meter, server: ServerProcess, workload: TextWorkload
+    ) -> LoadTarget | None:
         api = meter.find_api(workload)
         if api is None:
             return None
         build_post = server.address.build_post
         requests = [build_post(api.path, api.build(texts)) for texts in workload.requests]
-        return Contest(meter, server, requests, workload)
+        return LoadTarget(meter, server, api, requests, workload)
 
-    def _probe(self, session: Contest) -> float:
+    def _probe(self, target: LoadTarget) -> float:
         """Send one or more requests before the timing and check the answers. Return the seconds.
 
         Raises BenchmarkError if a request fails or an answer is wrong.
         """
         started_s = time.perf_counter()
-        result, answers = session.run(_PROBE)
+        result, answers = target.run(_PROBE)
         elapsed_s = time.perf_counter() - started_s
-        meter, api = session.meter, session.meter.find_api(session.workload)
-        if result.failures or api is None:
+        if result.failures:
             reasons = ", ".join(result.failures)
             raise BenchmarkError(
-                f"`{session.workload.name}` failed: {reasons}", hint="see the log of its server"
+                f"`{target.workload.name}` failed: {reasons}", hint="see the log of its server"
             )
-        require_right(meter.name, check_answers(api, answers, self.references, meter.bounds))
+        meter = target.meter
+        check = check_answers(target.api, answers, self.references, meter.bounds)
+        require_right(meter.name, check)
         return elapsed_s
 
     def _list_levels(self, workload: TextWorkload) -> list[LevelName]:
@@ -183,7 +187,7 @@ class RivalRounds:
         return level in rival.skipped
 
     def _measure(
-        self, active: Contest, idle: Contest, level: LevelName, rival: str, number: int
+        self, active: LoadTarget, idle: LoadTarget, level: LevelName, rival: str, number: int
     ) -> None:
         wait_until_idle()
         plan = LoadPlan(connections=level.connections, seconds=self.window_s)
