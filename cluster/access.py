@@ -6,19 +6,18 @@ import ipaddress
 from pathlib import Path
 from typing import Any
 
-from cluster.config_entries import find_applications
+from cluster.config_entries import find_ingresses
 from cluster.progress import StartError, UnusableConfig
 from deployments.config import KEY_FILE_VARIABLE, IngressUserConfig
-from deployments.deployment_names import INGRESS
 from deployments.errors import BadSetting
 from deployments.keys.key_file import read_key_file
 
 
 def use_key_file(config: dict[str, Any], key_file: Path) -> None:
     """Set `key_file` in the `user_config` of every Ingress of a Serve config."""
-    for deployment in _ingress_deployments(config):
-        user_config = deployment.get("user_config") or {}
-        deployment["user_config"] = {**user_config, "key_file": str(key_file)}
+    for entry in find_ingresses(config):
+        user_config = entry.raw.get("user_config") or {}
+        entry.raw["user_config"] = {**user_config, "key_file": str(key_file)}
 
 
 def key_file_environment(key_file: Path | None) -> dict[str, str]:
@@ -35,17 +34,13 @@ def find_key_file(config: dict[str, Any]) -> Path | None:
 
     Return None if any Ingress requires no keys, or if the config has no Ingress.
     """
-    paths = [
-        IngressUserConfig.parse(deployment.get("user_config")).key_file_path()
-        for deployment in _ingress_deployments(config)
-    ]
+    paths = [each.key_file_path() for each in _parse_ingress_settings(config)]
     return paths[0] if paths and all(paths) else None
 
 
 def states_no_auth(config: dict[str, Any]) -> bool:
     """Return whether every Ingress lets other hosts connect without keys (`no_auth`)."""
-    entries = _ingress_deployments(config)
-    settings = [IngressUserConfig.parse(entry.get("user_config")) for entry in entries]
+    settings = _parse_ingress_settings(config)
     return bool(settings) and all(each.no_auth for each in settings)
 
 
@@ -76,9 +71,7 @@ def check_access(config: dict[str, Any], host: str, *, no_auth: bool) -> None:
 
 
 def _has_gateway(config: dict[str, Any]) -> bool:
-    entries = _ingress_deployments(config)
-    settings = [IngressUserConfig.parse(entry.get("user_config")) for entry in entries]
-    return any(each.limits.trusted_proxies for each in settings)
+    return any(each.limits.trusted_proxies for each in _parse_ingress_settings(config))
 
 
 def is_loopback(host: str) -> bool:
@@ -89,10 +82,6 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _ingress_deployments(config: dict[str, Any]) -> list[dict[str, Any]]:
-    return [
-        entry.raw
-        for application in find_applications(config)
-        for entry in application.deployments()
-        if entry.is_hundredfold and entry.name == INGRESS
-    ]
+def _parse_ingress_settings(config: dict[str, Any]) -> list[IngressUserConfig]:
+    entries = find_ingresses(config)
+    return [IngressUserConfig.parse(entry.raw.get("user_config")) for entry in entries]

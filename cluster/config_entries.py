@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.config import default_store, expand_home
+from deployments.deployment_names import INGRESS
 
 IMPORT_PATH = "deployments.app:build_app"
 
@@ -16,12 +17,12 @@ KeyPath = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class DeploymentEntry:
-    """One item of `deployments`. `is_hundredfold`: its application is one of this project."""
+    """One item of `deployments`. `is_ingress`: it is the Ingress of this project."""
 
     path: KeyPath
     name: str
     raw: dict[str, Any]
-    is_hundredfold: bool
+    is_ingress: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,12 @@ class ApplicationEntry:
     def deployments(self) -> Iterator[DeploymentEntry]:
         """Yield the entries that are mappings. The schema check reports all others."""
         for path, raw in _mappings(self.raw.get("deployments"), (*self.path, "deployments")):
-            yield DeploymentEntry(path, str(raw.get("name")), raw, self.is_hundredfold)
+            name = str(raw.get("name"))
+            yield DeploymentEntry(path, name, raw, self.is_hundredfold and name == INGRESS)
+
+    def ingresses(self) -> Iterator[DeploymentEntry]:
+        """Yield the entries of the Ingress. A valid application of this project has one."""
+        return (entry for entry in self.deployments() if entry.is_ingress)
 
 
 def find_applications(config: Any) -> Iterator[ApplicationEntry]:
@@ -50,6 +56,12 @@ def find_applications(config: Any) -> Iterator[ApplicationEntry]:
     if isinstance(config, dict):
         for path, raw in _mappings(config.get("applications"), ("applications",)):
             yield ApplicationEntry(path, raw)
+
+
+def find_ingresses(config: Any) -> Iterator[DeploymentEntry]:
+    """Yield the entries of the Ingress of each application of this project."""
+    for application in find_applications(config):
+        yield from application.ingresses()
 
 
 def read_args(config: Any) -> Iterator[Mapping[str, Any]]:

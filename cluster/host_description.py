@@ -31,7 +31,6 @@ from cluster.processes import end_with_parent
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.store import find_artifact, list_model_directories, read_model_id
 from deployments.config import CORES_PER_INGRESS
-from deployments.deployment_names import INGRESS
 from deployments.errors import ArtifactError, BadSetting
 from deployments.host.gpus import find_visible, read_gpus, read_visible_gpus
 from deployments.host.idle_cores import LATENCY_DEVICE, halts_idle_cores
@@ -133,18 +132,18 @@ def _measure_memory(
     minimum = maximum = RAY_BYTES
     for application in find_applications(document):
         maximum += measure_builder(application)
-        entries = {entry.name: entry.raw for entry in application.deployments()}
+        entries = {entry.name: entry for entry in application.deployments()}
         for demand, memory in measure_replicas(application, offloaded_models):
             if demand.gpus and not has_gpu:
                 continue
-            autoscaling = read_mapping(entries[demand.name], "autoscaling_config")
+            entry = entries[demand.name]
+            autoscaling = read_mapping(entry.raw, "autoscaling_config")
             policy = read_mapping(read_mapping(autoscaling, "policy"), "policy_kwargs")
             each = read_number(policy, "cores_per_replica", {})
             fitting = demand.max_replicas if each is None else int(cores / each)
             fewest = demand.min_replicas
             replicas = min(demand.max_replicas, max(fitting, fewest, 1))
-            is_ingress = application.is_hundredfold and demand.name == INGRESS
-            if is_ingress and "num_replicas" not in entries[INGRESS]:
+            if entry.is_ingress and "num_replicas" not in entry.raw:
                 fewest = replicas = max(cores // CORES_PER_INGRESS, 1)
             minimum += fewest * REPLICA_BYTES
             maximum += replicas * memory

@@ -12,7 +12,6 @@ from deployments.config import DEFAULT_POOL_BYTES, AppArgs, IngressUserConfig
 from deployments.deployment_names import (
     ENCODER_DEPLOYMENTS,
     GENERATOR_DEPLOYMENTS,
-    INGRESS,
     TOKENIZER,
 )
 
@@ -64,10 +63,9 @@ def measure_replicas(
 
 def measure_builder(application: ApplicationEntry) -> int:
     """Return the maximum bytes of the process that builds pulled models; 0 without pulls."""
-    for entry in application.deployments():
-        if application.is_hundredfold and entry.name == INGRESS:
-            builds = IngressUserConfig.parse(entry.raw.get("user_config")).builds
-            return builds.max_memory_bytes if builds.allow_pull else 0
+    for entry in application.ingresses():
+        builds = IngressUserConfig.parse(entry.raw.get("user_config")).builds
+        return builds.max_memory_bytes if builds.allow_pull else 0
     return 0
 
 
@@ -80,7 +78,7 @@ def _list_pools(
         pools = _count_pools(AppArgs.parse(application.raw.get("args")), offloaded_models)
     for entry in application.deployments():
         held = pools.get(entry.name, 0)
-        if application.is_hundredfold and entry.name == INGRESS:
+        if entry.is_ingress:
             settings = IngressUserConfig.parse(entry.raw.get("user_config"))
             held = settings.cache.max_bytes + settings.limits.inflight_body_bytes
             held += settings.limits.inflight_response_bytes

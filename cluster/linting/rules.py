@@ -14,6 +14,7 @@ from cluster.config_entries import (
     ApplicationEntry,
     DeploymentEntry,
     find_applications,
+    find_ingresses,
     read_mapping,
     read_number,
 )
@@ -32,7 +33,6 @@ from deployments.config import (
 from deployments.deployment_names import (
     ENCODER_DEPLOYMENTS,
     GENERATOR_DEPLOYMENTS,
-    INGRESS,
     REQUIRED_FOR_READY,
 )
 from deployments.ingress.http.tracing import explain_missing_packages
@@ -86,7 +86,7 @@ def _check_deployment(
     if entry.name in GENERATORS:
         yield from _queue_limit_unreachable(application, entry)
         yield from _prefill_limits_crossed(entry)
-    if entry.name == INGRESS:
+    if entry.is_ingress:
         yield from _ingress_that_scales(entry)
         yield from _ingress_below_micro_batch(entry)
         yield from _placement_without_effect(application, entry)
@@ -102,30 +102,25 @@ def check_exposure(config: Any, environment: Mapping[str, str]) -> Iterator[KeyF
     host = read_mapping(config, "http_options").get("host", DEFAULT_HOST)
     if not isinstance(host, str) or is_loopback(host):
         return
-    for application in find_applications(config):
-        for entry in application.deployments():
-            if not entry.is_hundredfold or entry.name != INGRESS:
-                continue
-            settings = parse_ingress_settings(entry)
-            if settings and not settings.no_auth and not settings.requires_keys(environment):
-                yield (
-                    (*entry.path, "user_config", "key_file"),
-                    f"`http_options.host` {host} lets other hosts connect without API keys. Name a "
-                    "key file, or set `no_auth: true`, for instance behind a gateway that checks "
-                    "its own",
-                )
+    for entry in find_ingresses(config):
+        settings = parse_ingress_settings(entry)
+        if settings and not settings.no_auth and not settings.requires_keys(environment):
+            yield (
+                (*entry.path, "user_config", "key_file"),
+                f"`http_options.host` {host} lets other hosts connect without API keys. Name a "
+                "key file, or set `no_auth: true`, for instance behind a gateway that checks "
+                "its own",
+            )
 
 
 def check_packages(config: Any) -> Iterator[KeyFinding]:
     """Yield a finding per Ingress that needs a package which this environment lacks."""
-    reason = explain_missing_packages()
-    for application in find_applications(config):
-        for entry in application.deployments():
-            if reason is None or not entry.is_hundredfold or entry.name != INGRESS:
-                continue
-            settings = parse_ingress_settings(entry)
-            if settings is not None and settings.tracing.enabled:
-                yield (*entry.path, "user_config", "tracing", "enabled"), reason
+    if (reason := explain_missing_packages()) is None:
+        return
+    for entry in find_ingresses(config):
+        settings = parse_ingress_settings(entry)
+        if settings is not None and settings.tracing.enabled:
+            yield (*entry.path, "user_config", "tracing", "enabled"), reason
 
 
 def _same_name_twice(application: ApplicationEntry) -> Iterator[KeyFinding]:

@@ -42,15 +42,15 @@ def check_timeouts(application: ApplicationEntry) -> Iterator[KeyFinding]:
     yield from _grammar_counts_as_hang(application)
     for entry in application.deployments():
         yield from _found_too_late(application, entry, settings)
-        if entry.name == INGRESS:
+        if entry.is_ingress:
             yield from _haproxy_ends_requests(entry, settings)
         if entry.name in STREAMING:
             yield from _rollout_cuts_streams(entry, settings)
 
 
 def _find_ingress_settings(application: ApplicationEntry) -> IngressUserConfig:
-    entries = (entry for entry in application.deployments() if entry.name == INGRESS)
-    return next(map(parse_ingress_settings, entries), None) or IngressUserConfig()
+    settings = next(map(parse_ingress_settings, application.ingresses()), None)
+    return settings or IngressUserConfig()
 
 
 def _haproxy_ends_requests(
@@ -124,7 +124,7 @@ def _found_too_late(
             f"user_config.timeout_s, {limit_s:g} s. Shorten the checks or raise timeout_s",
         )
     hung_s = hang_s + FAILED_CHECKS * HEALTH_PERIOD_SPREAD * period_s
-    if entry.name != INGRESS and hung_s > limit_s:
+    if not entry.is_ingress and hung_s > limit_s:
         yield (
             (*entry.path, "health_check_period_s"),
             f"a call that hangs is found after {hung_s:g} s (args.hang_timeout_s and "

@@ -21,7 +21,6 @@ from cluster.linting.schema import KeyFinding
 from cluster.ports import PORTS
 from deployments.artifacts.store import LATEST_NAME, VERSION, is_model_id
 from deployments.artifacts.types import Device
-from deployments.deployment_names import INGRESS
 from deployments.ingress.http.cors import WILDCARD
 
 TLS_OPTIONS = ("ssl_keyfile", "ssl_certfile", "ssl_keyfile_password", "ssl_ca_certs")
@@ -196,9 +195,7 @@ def _unusable_providers(application: ApplicationEntry) -> Iterator[KeyFinding]:
 
 def _invalid_origins(application: ApplicationEntry) -> Iterator[KeyFinding]:
     """Check the origins, which the server compares with what a browser sends."""
-    for entry in application.deployments():
-        if entry.name != INGRESS:
-            continue
+    for entry in application.ingresses():
         cors = read_mapping(read_mapping(entry.raw, "user_config"), "cors")
         origins = cors.get("origins")
         for index, origin in enumerate(origins if isinstance(origins, list) else ()):
