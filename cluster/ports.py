@@ -9,7 +9,7 @@ from contextlib import suppress
 import psutil
 
 PORTS = range(1, 1 << 16)
-HTTP_PORT = 8000  # default of Serve for `http_options.port`
+HTTP_PORT = 8000  # default of Serve for `http_options.port`; a copy, as Serve imports slowly
 DASHBOARD_PORT = 8265  # of Ray
 HAPROXY_METRICS_PORT = 9101
 HAPROXY_STATUS_PORT = 8404

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.config_entries import ApplicationEntry, DeploymentEntry
+from cluster.serve_defaults import AUTO_MAX_REPLICAS
 from deployments.artifacts.types import Device
 from deployments.config import DEFAULT_POOL_BYTES, AppArgs, IngressUserConfig
 from deployments.deployment_names import (
@@ -20,7 +21,6 @@ REPLICA_BYTES = 350 << 20  # memory of a replica without models: Python, ONNX Ru
 RAY_BYTES = 1 << 30
 # Label in Ray and Kubernetes that names the worker group of a pod.
 POOL_LABEL = "hundredfold/pool"
-SERVE_AUTO_MAX_REPLICAS = 100  # default of Serve for `num_replicas: auto`
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,6 @@ def _replica_bounds(deployment: Mapping[str, Any]) -> tuple[int, int]:
     scaling = deployment.get("autoscaling_config") or {}
     fixed = deployment.get("num_replicas")
     if fixed == "auto" or scaling:
-        default = SERVE_AUTO_MAX_REPLICAS if fixed == "auto" else 1
+        default = AUTO_MAX_REPLICAS if fixed == "auto" else 1
         return int(scaling.get("min_replicas", 1)), int(scaling.get("max_replicas", default))
     return int(fixed or 1), int(fixed or 1)

@@ -17,13 +17,12 @@ from cluster.ports import (
     REPLICA_PORTS,
     WORKER_PORTS,
 )
+from cluster.serve_defaults import DEPLOYMENT_DEFAULTS, HTTP_DEFAULTS
 
-SERVE_HOST = "0.0.0.0"  # default of Serve for `http_options.host`
-SERVE_SHUTDOWN_S = 20.0  # default of Serve for `graceful_shutdown_timeout_s`
 # Seconds for replacements to start on other pods. Afterwards the replicas of a drained pod stop
 # even without replacements.
 REPLACEMENT_S = 120
-ALL_INTERFACES = (SERVE_HOST, "::")
+ALL_INTERFACES = ("0.0.0.0", "::")
 # KubeRay requires these port names.
 HEAD_PORTS: Mapping[str, int] = {"gcs-server": 6379, "dashboard": DASHBOARD_PORT, "client": 10001}
 # Ports that Prometheus reads, by the names that pod-monitor.yaml uses. KubeRay requires `metrics`.
@@ -57,11 +56,11 @@ class ServeEndpoint:
 def find_endpoint_errors(merged: dict[str, Any]) -> Iterator[str]:
     """Yield a message per setting that would make ready pods unreachable."""
     options = read_mapping(merged, "http_options")
-    host, port = options.get("host", SERVE_HOST), options.get("port", HTTP_PORT)
+    host, port = options.get("host", HTTP_DEFAULTS["host"]), options.get("port", HTTP_PORT)
     if host not in ALL_INTERFACES:
         yield (
             f"`http_options.host` is {host}: pods have addresses of their own and must reach each "
-            f"other. Use {SERVE_HOST}"
+            f"other. Use {ALL_INTERFACES[0]}"
         )
     location = merged.get("proxy_location", "EveryNode")
     if location != "EveryNode":
@@ -91,8 +90,9 @@ def read_endpoint(merged: dict[str, Any]) -> ServeEndpoint:
         raise InvalidOverlay("\n".join(errors))
     # Serve stops the replicas of a draining node so early that their shutdown ends at the deadline
     # `drain_s`. Before the slowest shutdown begins, replacements have REPLACEMENT_S to start.
+    key = "graceful_shutdown_timeout_s"
     timeouts = [
-        entry.raw.get("graceful_shutdown_timeout_s", SERVE_SHUTDOWN_S)
+        entry.raw.get(key, DEPLOYMENT_DEFAULTS[key])
         for application in find_applications(merged)
         for entry in application.deployments()
     ]

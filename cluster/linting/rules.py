@@ -6,9 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ray.serve.config import AutoscalingConfig
-from ray.serve.schema import HTTPOptionsSchema
-
 from cluster.access import is_loopback
 from cluster.config_entries import (
     ApplicationEntry,
@@ -22,6 +19,7 @@ from cluster.linting.application import parse_ingress_settings
 from cluster.linting.gpu_rules import check_gpu_rules
 from cluster.linting.schema import KeyFinding
 from cluster.linting.timeout_rules import check_timeouts
+from cluster.serve_defaults import AUTOSCALING_DEFAULTS, DEPLOYMENT_DEFAULTS, HTTP_DEFAULTS
 from deployments.artifacts.types import Device
 from deployments.autoscaling import ScaleOnLoad
 from deployments.config import (
@@ -37,22 +35,15 @@ from deployments.deployment_names import (
 )
 from deployments.ingress.http.tracing import explain_missing_packages
 
-DEFAULT_HOST: str = HTTPOptionsSchema.model_fields["host"].default
 # Classes that a deployment with channels must configure (docs/decisions/channels.md).
 ROUTER = "deployments.transports.channel.router:AnnouncingRouter"
 POLICY = "deployments.autoscaling:ScaleOnLoad"
 UNLIMITED = -1
-# Defaults of Serve for missing keys.
-AUTOSCALING_DEFAULTS: Mapping[str, Any] = {
-    name: field.default for name, field in AutoscalingConfig.model_fields.items()
-}
-DEPLOYMENT_DEFAULTS: Mapping[str, Any] = {"max_ongoing_requests": 5}
 GENERATOR_DEFAULTS: Mapping[str, Any] = GeneratorSettings().model_dump()
 SCHEDULING_DEFAULTS: Mapping[str, Any] = SchedulingSettings().model_dump()
 GENERATORS: Mapping[str, str] = {
     name: device.value for device, name in GENERATOR_DEPLOYMENTS.items()
 }
-
 
 # Target latencies of the placement `auto`, each with the timeout that must not be shorter.
 TARGETS = {"target_s": "timeout_s", "generation_target_s": "generation_timeout_s"}
@@ -99,7 +90,7 @@ def check_exposure(config: Any, environment: Mapping[str, str]) -> Iterator[KeyF
 
     The check is for configs that Serve applies unchanged. `environment`: variables of the replicas.
     """
-    host = read_mapping(config, "http_options").get("host", DEFAULT_HOST)
+    host = read_mapping(config, "http_options").get("host", HTTP_DEFAULTS["host"])
     if not isinstance(host, str) or is_loopback(host):
         return
     for entry in find_ingresses(config):

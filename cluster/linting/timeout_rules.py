@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ray.serve._private.constants import (
-    DEFAULT_GRACEFUL_SHUTDOWN_TIMEOUT_S,
-    DEFAULT_HEALTH_CHECK_PERIOD_S,
-    DEFAULT_HEALTH_CHECK_TIMEOUT_S,
-    REPLICA_HEALTH_CHECK_UNHEALTHY_THRESHOLD,
-)
+from ray.serve._private.constants import REPLICA_HEALTH_CHECK_UNHEALTHY_THRESHOLD
 
 from cluster.config_entries import ApplicationEntry, DeploymentEntry, read_mapping, read_number
 from cluster.environment import RAY_ENVIRONMENT
 from cluster.linting.application import parse_ingress_settings
 from cluster.linting.schema import KeyFinding
+from cluster.serve_defaults import DEPLOYMENT_DEFAULTS
 from deployments.config import IngressUserConfig
 from deployments.deployment_names import GENERATOR_DEPLOYMENTS, INGRESS
 from deployments.generation.grammar_trials import WAIT_S as GRAMMAR_WAIT_S
@@ -28,11 +24,6 @@ FAILED_CHECKS = REPLICA_HEALTH_CHECK_UNHEALTHY_THRESHOLD
 # Serve varies the period of health checks by up to a tenth.
 HEALTH_PERIOD_SPREAD = 1.1
 APP_DEFAULTS: Mapping[str, Any] = {"hang_timeout_s": HANG_TIMEOUT_S}
-DEPLOYMENT_DEFAULTS: Mapping[str, Any] = {
-    "health_check_period_s": DEFAULT_HEALTH_CHECK_PERIOD_S,
-    "health_check_timeout_s": DEFAULT_HEALTH_CHECK_TIMEOUT_S,
-    "graceful_shutdown_timeout_s": DEFAULT_GRACEFUL_SHUTDOWN_TIMEOUT_S,
-}
 STREAMING = {INGRESS, *GENERATOR_DEPLOYMENTS.values()}
 
 
