@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.config_entries import find_ingresses
-from cluster.progress import StartError, UnusableConfig
+from cluster.start_errors import StartError, UnusableConfig
 from deployments.config import KEY_FILE_VARIABLE, IngressUserConfig
 from deployments.errors import BadSetting
 from deployments.keys.key_file import read_key_file

@@ -25,7 +25,8 @@ from typing import Any
 import psutil
 
 from cluster.process_session import ProcessSession, kill_remaining
-from cluster.progress import POLL_S, StartError, file_errors
+from cluster.progress import POLL_S
+from cluster.start_errors import StartError, file_errors
 from deployments.claimed_directory import claim_directory
 from deployments.files import write_atomically
 

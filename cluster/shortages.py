@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster.progress import StartError, file_errors
+from cluster.start_errors import StartError, file_errors
 from deployments.host.machine import ControlGroups
 
 MIN_RAY_BYTES = 4 << 20  # free space for Ray's logs; those of a start take 2 MB

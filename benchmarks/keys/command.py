@@ -45,7 +45,7 @@ from benchmarks.servers.processes import stop_signals_interrupt
 from benchmarks.serving.load import LoadPlan, LoadResult, Workload, run_load
 from cluster.default_config import CONFIG_HELP, find_config
 from cluster.launcher.serve_status import read_token
-from cluster.progress import DIRECT
+from cluster.probes import DIRECT
 from deployments.artifacts.types import TaskName
 from deployments.deployment_names import INGRESS
 from deployments.keys.key import ApiKey, KeyLimits, generate_key, hash_key, key_id

@@ -15,7 +15,7 @@ from cluster.launcher.server import serve_until_stopped
 from cluster.launcher.stop_signals import StopSignal, list_stop_signals, stop_signals_raise
 from cluster.ports import PORTS
 from cluster.processes import SERVE_STOP_S
-from cluster.progress import StartError, UnusableConfig
+from cluster.start_errors import StartError, UnusableConfig
 from deployments.artifacts.store import is_model_id
 from deployments.config import KEY_FILE_VARIABLE
 from deployments.terminal.command_line import (

@@ -16,7 +16,7 @@ from cluster.edge.haproxy_config import METRICS_HOST, ClientLimits
 from cluster.linting.document import format_path
 from cluster.ports import HTTP_PORT, format_address
 from cluster.processes import SERVE_STOP_S
-from cluster.progress import StartError, UnusableConfig, file_errors
+from cluster.start_errors import StartError, UnusableConfig, file_errors
 from deployments.artifacts.store import LATEST_NAME
 from deployments.config import STORE_VARIABLE, AppArgs
 from deployments.errors import ServeError, UnknownModel

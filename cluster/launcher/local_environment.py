@@ -17,7 +17,7 @@ from cluster.edge.supervisor import control_socket
 from cluster.environment import RAY_ENVIRONMENT
 from cluster.launcher.local_ports import LocalPorts
 from cluster.processes import end_with_parent
-from cluster.progress import StartError, file_errors
+from cluster.start_errors import StartError, file_errors
 
 HAPROXY_VARIABLE = "HUNDREDFOLD_HAPROXY"  # path of HAProxy, set by `hundredfold env` and by images
 # Maximum bytes of the path of the directory for Ray's files. The path of a socket has at most 107

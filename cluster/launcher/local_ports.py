@@ -21,7 +21,7 @@ from cluster.ports import (
     format_address,
     is_port_free,
 )
-from cluster.progress import StartError
+from cluster.start_errors import StartError
 
 CLAIM_PREFIX = "\0hundredfold-port-"  # of the name of an abstract socket that claims a port
 DEFAULT_PORTS = {

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from cluster.processes import end_with_parent
-from cluster.progress import StartError, StartupProgress
+from cluster.progress import StartupProgress
+from cluster.start_errors import StartError
 from deployments.artifacts.store import LATEST_NAME, resolve_version
 from deployments.builds.process import has_compiler
 from deployments.errors import ArtifactMissing, LatestInvalid

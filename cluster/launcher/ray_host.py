@@ -22,16 +22,11 @@ from cluster.launcher.local_environment import has_own_ray_directory
 from cluster.launcher.local_ports import LocalPorts
 from cluster.launcher.ray_sessions import find_session, link_session, remove_ended_sessions
 from cluster.launcher.serve_status import DeployFailures, find_token_file
+from cluster.probes import StatusCheck, check_port_open, check_ready
 from cluster.processes import ChildProcesses
-from cluster.progress import (
-    StartError,
-    StartupProgress,
-    StatusCheck,
-    check_port_open,
-    check_ready,
-    file_errors,
-)
+from cluster.progress import StartupProgress
 from cluster.shortages import check_space, explain_shortages
+from cluster.start_errors import StartError, file_errors
 from deployments.files import write_atomically
 from deployments.host.machine import usable_cores
 

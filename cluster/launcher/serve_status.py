@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cluster.progress import DIRECT, PROBE_TIMEOUT_S
+from cluster.probes import DIRECT, PROBE_TIMEOUT_S
 from deployments.deployment_names import INGRESS, REQUIRED_FOR_READY
 
 # Serve starts the replicas of a deployment three times before it reports a failure, which takes

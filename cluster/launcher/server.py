@@ -38,7 +38,8 @@ from cluster.launcher.startup_messages import startup_messages
 from cluster.launcher.stop_signals import StopSignal, ignore_stop_signals
 from cluster.ports import format_address, open_listener
 from cluster.processes import ChildProcesses, kill_previous_run, private_directory
-from cluster.progress import StartError, StartupProgress, file_errors, notify_systemd
+from cluster.progress import StartupProgress, notify_systemd
+from cluster.start_errors import StartError, file_errors
 from deployments.builds.process import HUB_OFFLINE_VARIABLE
 
 

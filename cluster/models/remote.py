@@ -16,7 +16,7 @@ from urllib.parse import quote, urlsplit
 
 from cluster.access import is_loopback
 from cluster.ports import HTTP_PORT
-from cluster.progress import DIRECT
+from cluster.probes import DIRECT
 from deployments.config import CLIENT_KEY_VARIABLE, client_key
 from deployments.terminal.command_line import HintedError, show_activity
 from deployments.terminal.console import add_json_option, format_table, print_json, print_text

@@ -17,7 +17,7 @@ import pytest
 from cluster.edge import supervisor
 from cluster.edge.certificate import CertificateFiles
 from cluster.edge.supervisor import EdgeSettings
-from cluster.progress import check_ready
+from cluster.probes import check_ready
 from deployments.files import write_atomically
 from tests.support.certificates import SelfSigned, create_certificate
 from tests.support.edge_harness import Backend, EdgeHarness, run_harness

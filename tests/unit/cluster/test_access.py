@@ -13,7 +13,7 @@ from cluster.access import (
     use_key_file,
 )
 from cluster.config_entries import IMPORT_PATH
-from cluster.progress import StartError, UnusableConfig
+from cluster.start_errors import StartError, UnusableConfig
 from tests.support.keys import add_key
 
 

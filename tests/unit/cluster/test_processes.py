@@ -21,7 +21,7 @@ import pytest
 from cluster import processes
 from cluster.process_session import ProcessSession
 from cluster.processes import kill_previous_run, private_directory, start_session
-from cluster.progress import StartError
+from cluster.start_errors import StartError
 from tests.support.old_setpriv import install_old_setpriv
 from tests.support.ray_cluster import list_session
 from tests.support.waiting import TIMEOUT_S, wait_for

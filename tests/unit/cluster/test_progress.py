@@ -3,14 +3,13 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import threading
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from cluster.progress import StartError, StartupProgress, check_ready, notify_systemd
-from tests.support.waiting import TIMEOUT_S
+from cluster.progress import StartupProgress, notify_systemd
+from cluster.start_errors import StartError
 
 
 def test_service_manager_is_notified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,30 +64,3 @@ def test_wait_ends_with_the_failure(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(StartError, match="HAProxy ended"):
         StartupProgress().wait(lambda: "waiting", lambda: "HAProxy ended", 60)
     assert "waiting" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("body", "missing"),
-    [
-        (b'{"missing": ["Ingress", "Tokenizer"]}', "starting: Ingress, Tokenizer"),
-        (b"no JSON", "starting: the ingress"),
-        (b"", "starting: the ingress"),  # the server ended before it sent the body
-    ],
-)
-def test_reasons_of_a_server_that_is_not_ready_are_reported(
-    body: bytes, missing: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cluster.progress.PROBE_TIMEOUT_S", TIMEOUT_S)
-    head = f"HTTP/1.1 503 Unavailable\r\ncontent-length: {len(body) or 9}\r\n\r\n".encode()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def answer() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                connection.recv(65_536)
-                connection.sendall(head + body)
-
-        server = threading.Thread(target=answer)
-        server.start()
-        assert check_ready(f"http://127.0.0.1:{listener.getsockname()[1]}")() == missing
-        server.join()

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster.progress import StartError, UnusableConfig
 from cluster.shortages import MIN_RAY_BYTES, check_space, explain_shortages
+from cluster.start_errors import StartError, UnusableConfig
 from deployments.host.machine import ControlGroups
 
 

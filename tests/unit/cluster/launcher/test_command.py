@@ -34,7 +34,8 @@ from cluster.launcher.server import (
     serve_until_stopped,
 )
 from cluster.launcher.stop_signals import StopSignal, list_stop_signals, stop_signals_raise
-from cluster.progress import StartError, StartupProgress, UnusableConfig
+from cluster.progress import StartupProgress
+from cluster.start_errors import StartError, UnusableConfig
 from tests.support.ports import free_port
 
 

@@ -15,7 +15,7 @@ from cluster.launcher.launched_config import (
     find_prefix,
     move_behind_edge,
 )
-from cluster.progress import StartError, UnusableConfig
+from cluster.start_errors import StartError, UnusableConfig
 from tests.support.checked_configs import create_config
 
 

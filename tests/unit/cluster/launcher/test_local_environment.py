@@ -14,7 +14,7 @@ from cluster.launcher.local_environment import (
     local_environment,
     ray_temp_environment,
 )
-from cluster.progress import StartError
+from cluster.start_errors import StartError
 from tests.support.old_setpriv import install_old_setpriv
 
 

@@ -13,7 +13,7 @@ import pytest
 from cluster.edge.haproxy_config import METRICS_HOST
 from cluster.launcher.local_ports import ClientPorts, LocalPorts, choose_ports
 from cluster.ports import open_listener
-from cluster.progress import StartError
+from cluster.start_errors import StartError
 from tests.support.ipv6 import needs_ipv6
 from tests.support.ports import free_port
 

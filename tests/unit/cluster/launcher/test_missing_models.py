@@ -16,7 +16,8 @@ import yaml
 from cluster.launcher import command, missing_models
 from cluster.launcher.missing_models import build_missing_models
 from cluster.launcher.stop_signals import StopSignal, stop_signals_raise
-from cluster.progress import StartError, StartupProgress
+from cluster.progress import StartupProgress
+from cluster.start_errors import StartError
 from deployments.artifacts.store import LATEST_NAME, model_directory
 from tests.support.checked_configs import create_config
 from tests.support.ports import free_port

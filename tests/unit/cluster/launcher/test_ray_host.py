@@ -20,7 +20,8 @@ from cluster.launcher.local_ports import LocalPorts
 from cluster.launcher.ray_host import RayHost, ensure_token
 from cluster.launcher.ray_sessions import KEPT_SESSIONS, list_sessions
 from cluster.launcher.serve_status import REQUIRED, DeployFailures
-from cluster.progress import StartError, StartupProgress
+from cluster.progress import StartupProgress
+from cluster.start_errors import StartError
 from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
 from deployments.ingress.devices.cluster_state import ClusterMonitor, ClusterSnapshot
