@@ -115,7 +115,7 @@ def _measure_memory(
     Return None if `hundredfold check` finds problems in the config, or a package is missing.
     """
     try:
-        from cluster.check import check_file
+        from cluster.linting.linter import check_file
         from cluster.replica_resources import (
             RAY_BYTES,
             REPLICA_BYTES,

@@ -10,7 +10,6 @@ from typing import Any
 import yaml
 
 from cluster.access import use_key_file
-from cluster.check import check_text, report
 from cluster.config_entries import find_applications, read_args
 from cluster.default_config import CONFIG_HELP, find_config
 from cluster.kuberay.capacity import find_capacity_errors, find_gpu_memory_errors
@@ -32,6 +31,7 @@ from cluster.kuberay.pods import (
     build_security_context,
     build_worker_group,
 )
+from cluster.linting.linter import check_text, report
 from deployments.config import AppArgs
 from deployments.terminal.command_line import print_error
 from deployments.terminal.console import print_text

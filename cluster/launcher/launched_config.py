@@ -195,7 +195,8 @@ def reject_problems(config: Path) -> None:
 
     Raises UnusableConfig, also if the file does not exist, or StartError if it cannot be read.
     """
-    from cluster.check import check_file, report  # late, because an import of Ray takes a second
+    # Late, because an import of Ray takes a second.
+    from cluster.linting.linter import check_file, report
 
     try:
         problems = check_file(config, is_deployed=False)  # check_access checks host and keys

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from cluster.check import check_text
 from cluster.linting.document import LintProblem
+from cluster.linting.linter import check_text
 
 CONFIG = Path(__file__).parents[2] / "serve_config.yaml"
 APP = "applications.0"

@@ -255,7 +255,7 @@ def test_memory_of_a_config_with_problems_is_unknown(tmp_path: Path) -> None:
 def test_missing_package_is_named_although_the_config_cannot_be_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in ("cluster.check", "cluster.replica_resources"):
+    for module in ("cluster.linting.linter", "cluster.replica_resources"):
         monkeypatch.setitem(sys.modules, module, None)  # its import fails as without Ray
     host = replace(read_host_description(Path("serve_config.yaml")), packages={})
     assert host.needed is None

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from cluster.__main__ import main
-from cluster.check import check_text
 from cluster.environment import RAY_ENVIRONMENT
 from cluster.kuberay import render
+from cluster.linting.linter import check_text
 
 REPOSITORY = Path(__file__).parents[3]
 CONFIG = REPOSITORY / "serve_config.yaml"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from cluster.check import check_text
+from cluster.linting.linter import check_text
 from tests.support.checked_configs import (
     INGRESS,
     check_config,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.check import check_file, check_text
+from cluster.linting.linter import check_file, check_text
 from deployments.host.machine import advise_install
 from deployments.ingress.http import tracing
 from tests.support.checked_configs import INGRESS, create_config, to_dotted_path

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.check import check_text
+from cluster.linting.linter import check_text
 from tests.support.checked_configs import (
     APP,
     CPU_ENCODER,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from cluster.check import check_text
 from cluster.linting.document import UnreadableConfig, read_document
+from cluster.linting.linter import check_text
 
 TEXT = """\
 # a comment

@@ -7,7 +7,7 @@ import onnxruntime
 import pytest
 import yaml
 
-from cluster.check import check_text
+from cluster.linting.linter import check_text
 from cluster.linting.value_rules import PROVIDERS
 from tests.support.checked_configs import (
     APP,
