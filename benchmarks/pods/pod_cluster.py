@@ -24,7 +24,7 @@ from benchmarks.pods.containers import (
 )
 from benchmarks.servers.processes import is_ready
 from cluster.ports import DASHBOARD_PORT, HTTP_PORT
-from cluster.progress import DIRECT
+from cluster.probes import DIRECT
 from deployments.deployment_names import INGRESS
 
 NAME = "hundredfold-pods"  # of the network, and before the names of the containers
