@@ -30,7 +30,7 @@ PARAMETERS = {"version": "1", "task": TaskName.TEXT_CLASSIFICATION}
 INDEX = "/v2/repository/index"  # read by POST, as in Triton
 # Routes that list models, and the other routes that are read without a model.
 LISTS = {INDEX, "/stats", "/v2/models/stats", "/models/ps", "/v1/models", "/models", "/info"}
-NAME_NO_MODEL = {"/metrics", "/usage"}
+NAME_NO_MODEL = {"/metrics", "/usage", "/tokenizer_info"}
 
 
 @pytest.fixture
@@ -114,6 +114,8 @@ async def test_model_patterns_bind_every_way_to_a_model(
         ("/v1/chat/completions", {"model": FOREIGN, "messages": []}),
         ("/models/no/such", {"inputs": "a"}),
         ("/models", {"source": FOREIGN}),
+        ("/tokenize", {"model": FOREIGN, "prompt": "a"}),
+        ("/detokenize", {"model": FOREIGN, "tokens": [1]}),
     ],
 )
 async def test_a_foreign_model_in_a_body_is_refused(
@@ -123,6 +125,12 @@ async def test_a_foreign_model_in_a_body_is_refused(
     refused = await http.post(path, json=body)
     assert refused.status_code == 403, refused.text
     assert "does not permit" in refused.text
+
+
+async def test_a_foreign_model_in_a_query_is_refused(http: httpx.AsyncClient) -> None:
+    refused = await http.get("/tokenizer_info", params={"model": FOREIGN})
+    assert refused.status_code == 403, refused.text
+    assert (await http.get("/tokenizer_info", params={"model": EMBEDDER})).status_code == 200
 
 
 @pytest.mark.parametrize(
