@@ -213,7 +213,9 @@ def _paths(name: str) -> tuple[str, str]:
 def _build_request(
     request: Request, body: InferenceBody, inputs: Any, model: RegisteredModel
 ) -> InferenceRequest:
-    return replace(build_inference_request(request, body, inputs), model_id=model.ref.id)
+    """Build a request for the name that the client sent, else for `model`."""
+    built = build_inference_request(request, body, inputs)
+    return replace(built, model_id=built.model_id or model.ref.id)
 
 
 def _parse_chat(

@@ -73,6 +73,14 @@ async def test_model_in_the_body_chooses_the_tokenizer(http: httpx.AsyncClient) 
     assert restored == {"prompt": "[CLS] good [SEP]"}
 
 
+async def test_version_in_the_path_is_kept(http: httpx.AsyncClient) -> None:
+    latest = await post(http, f"/models/{DECODER}@latest/tokenize", {"prompt": "the rain"})
+    assert latest == await post(http, "/tokenize", {"prompt": "the rain"})
+    missing = await http.post(f"/models/{DECODER}@0123456789ab/tokenize", json={"prompt": "a"})
+    assert missing.status_code == 404
+    assert "`0123456789ab`" in missing.json()["error"]
+
+
 async def test_texts_are_those_of_the_first_model(http: httpx.AsyncClient) -> None:
     (tokens,) = await post(http, "/tokenize", {"inputs": "good"})
     assert [token["text"] for token in tokens] == ["[CLS]", "good", "[SEP]"]
