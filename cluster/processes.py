@@ -170,15 +170,22 @@ class ChildProcesses:
         kill_remaining(self._session)
         self._processes.clear()
 
-    def stop(self, serve_stop_s: float = SERVE_STOP_S) -> list[str]:
+    def stop(
+        self, serve_stop_s: float = SERVE_STOP_S, is_urgent: Callable[[], bool] = lambda: False
+    ) -> list[str]:
         """Stop Serve, which finishes running requests. Then stop Ray and all remaining processes.
 
-        Requests that run for longer than `serve_stop_s` are cut. Return the names of processes that
-        are still alive.
+        Requests that run for longer than `serve_stop_s` are cut, and those that still run when
+        `is_urgent` returns True. Return the names of processes that are still alive.
         """
         # Serve has stopped once its controller has ended. `serve run` does not notice this end,
         # because Ray repeats the last call of `serve run` to the controller forever.
-        self._end("serve", signal.SIGINT, serve_stop_s, lambda: not self._has_controller())
+        self._end(
+            "serve",
+            signal.SIGINT,
+            serve_stop_s,
+            lambda: is_urgent() or not self._has_controller(),
+        )
         self._end("ray", signal.SIGTERM, RAY_STOP_S)
         kill_remaining(self._session)
         remaining = sorted(self.names())

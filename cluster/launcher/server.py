@@ -35,7 +35,7 @@ from cluster.launcher.local_ports import ClientPorts, LocalPorts, choose_ports
 from cluster.launcher.missing_models import build_missing_models
 from cluster.launcher.ray_host import RayHost
 from cluster.launcher.startup_messages import startup_messages
-from cluster.launcher.stop_signals import StopSignal, ignore_stop_signals
+from cluster.launcher.stop_signals import StopSignal, count_stop_signals
 from cluster.ports import format_address, open_listener
 from cluster.processes import ChildProcesses, kill_previous_run, private_directory
 from cluster.progress import StartupProgress, notify_systemd
@@ -94,11 +94,12 @@ def serve_at_edge(
             host.wait()
             host.restart(edge)
     except StopSignal:
-        progress.report("stopping")
+        wait = f"running requests have {settings.stop_timeout_s:g} s"
+        progress.report(f"stopping: {wait}; a second Ctrl-C ends them")
         return 0
     finally:
-        ignore_stop_signals()
-        remaining = host.children.stop(settings.stop_timeout_s)
+        count_later = count_stop_signals()
+        remaining = host.children.stop(settings.stop_timeout_s, lambda: count_later() > 0)
         result = f"still running: {remaining}" if remaining else "all processes have ended"
         progress.report(f"stopped; {result}")
 

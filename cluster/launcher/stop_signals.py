@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# A signal that follows sooner is a copy of the first: a process group and `make` both pass one on.
+COPY_S = 1.0
 
 
 class StopSignal(BaseException):
@@ -40,3 +43,20 @@ def ignore_stop_signals() -> None:
     """Ignore further stop signals, which would interrupt the cleanup."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+
+
+def count_stop_signals() -> Callable[[], int]:
+    """Count further signals by Ctrl-C and SIGTERM from now on, and let none interrupt the cleanup.
+
+    Return a function that returns the count. It leaves out signals within COPY_S.
+    """
+    began_s, later = time.monotonic(), []
+
+    def count(number: int, _frame: FrameType | None) -> None:
+        if time.monotonic() - began_s > COPY_S:
+            later.append(number)
+
+    ignore_stop_signals()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, count)
+    return lambda: len(later)

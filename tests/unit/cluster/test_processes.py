@@ -80,7 +80,7 @@ children = processes.ChildProcesses(Path(sys.argv[1]))
 children.start("serve", [sys.executable, "-c", serve], dict(os.environ))
 while not (children.run_dir / "serve.log").read_text():
     time.sleep(0.01)
-print(children.stop(600))
+print(children.stop(600, *(lambda: True for _ in sys.argv[2:])))
 """
 
 
@@ -144,6 +144,19 @@ def test_stop_waits_for_the_controller_and_not_for_serve(tmp_path: Path) -> None
     )
     assert stopped.stdout == "[]\n"
     assert (tmp_path / "serve.log").read_text() == "started\nfinished\n"
+
+
+@pytest.mark.timeout(60)
+def test_urgent_stop_waits_for_no_request(tmp_path: Path) -> None:
+    stopped = subprocess.run(
+        [sys.executable, "-c", STOP_WITH_CONTROLLER, str(tmp_path), "urgent"],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        check=True,
+    )
+    assert stopped.stdout == "[]\n"
+    assert "finished" not in (tmp_path / "serve.log").read_text(), "that takes 0.3 s"
 
 
 def test_only_serve_has_the_time_for_running_requests(monkeypatch: pytest.MonkeyPatch) -> None:

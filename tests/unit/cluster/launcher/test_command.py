@@ -327,7 +327,7 @@ def test_running_requests_have_the_time_of_the_option_after_a_stop_signal(
     class FakeChildren:
         def __init__(self, run_dir: Path) -> None: ...
 
-        def stop(self, serve_stop_s: float) -> list[str]:
+        def stop(self, serve_stop_s: float, _is_urgent: Callable[[], bool]) -> list[str]:
             stopped.append(serve_stop_s)
             return []
 
