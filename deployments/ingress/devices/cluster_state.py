@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from deployments.artifacts.types import Device
-from deployments.config import HardwareSettings
+from deployments.config import GeneratorSettings, HardwareSettings
 from deployments.deployment_names import (
     ENCODER_DEPLOYMENTS,
     GENERATOR_DEPLOYMENTS,
@@ -77,7 +77,7 @@ class ClusterMonitor:
         self,
         encoders: Mapping[Device, HardwareSettings],
         read_status: Callable[[], ClusterSnapshot],
-        generators: Mapping[Device, HardwareSettings] | None = None,
+        generators: Mapping[Device, GeneratorSettings] | None = None,
     ) -> None:
         self._encoders = encoders
         self._generators = generators or {}
@@ -159,6 +159,15 @@ class ClusterMonitor:
     def states_for(self, model: RegisteredModel) -> Mapping[Device, DeploymentState]:
         """Return the states of the deployments that run `model`: the generators or the encoders."""
         return self.generator_states if model.is_generative else self.encoder_states
+
+    def find_context_tokens(self, model: RegisteredModel) -> int:
+        """Return the tokens of prompt and answer that the generators of all devices allow.
+
+        For an encoder model, return the maximum length of a text.
+        """
+        generators = self._generators.values() if model.is_generative else ()
+        limits = (settings.max_context_tokens for settings in generators)
+        return min((model.manifest.max_tokens, *limits))
 
     @contextlib.asynccontextmanager
     async def refreshing(self) -> AsyncIterator[ClusterMonitor]:

@@ -173,6 +173,7 @@ def build_model_facts(model: RegisteredModel, monitor: ClusterMonitor) -> dict[s
         "state": "ready" if is_loaded(model, monitor) else "loading",
         "tasks": model.tasks,
         "max_tokens": manifest.max_tokens,
+        "max_model_len": monitor.find_context_tokens(model),  # vLLM's name
         "width": manifest.default_dimensions or manifest.output_width,
         "similarity": manifest.similarity if manifest.pooling else None,
         "labels": list(manifest.labels),

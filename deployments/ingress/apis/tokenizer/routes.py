@@ -153,11 +153,21 @@ class TokenizerRoutes:
                 _build_request(request, body, body.prompt, model),
                 special=body.add_special_tokens is not False,
             )
-        return _answer(tokenized.tokens.ids.tolist(), model)
+        return self._answer(tokenized.tokens.ids.tolist(), model)
 
     async def _tokenize_chat(self, request: Request) -> Response:
         chat = await tokenize_chat(self._pipeline, request, ChatTokenizeBody, _parse_chat)
-        return _answer(chat.ids, chat.model)
+        return self._answer(chat.ids, chat.model)
+
+    def _answer(self, tokens: Sequence[int], model: RegisteredModel) -> Response:
+        return json_response(
+            TokenizedPrompt(
+                count=len(tokens),
+                max_model_len=self._pipeline.monitor.find_context_tokens(model),
+                tokens=list(tokens),
+                token_strs=None,
+            )
+        )
 
     async def decode(self, request: Request) -> Response:
         raw = await read_json_object(request, self._pipeline.settings.limits)
@@ -187,7 +197,7 @@ class TokenizerRoutes:
         return json_response(
             TokenizerInfo(
                 tokenizer_class="PreTrainedTokenizerFast",
-                model_max_length=model.manifest.max_tokens,
+                model_max_length=self._pipeline.monitor.find_context_tokens(model),
                 bos_token=special.get("bos_token"),
                 eos_token=special.get("eos_token"),
                 pad_token=special.get("pad_token"),
@@ -223,17 +233,6 @@ def _parse_chat(
 ) -> ParsedGeneration:
     reject_unsupported_fields(body, UNSUPPORTED_CHAT_TOKENIZE_FIELDS)
     return parse_chat(body, model, options)
-
-
-def _answer(tokens: Sequence[int], model: RegisteredModel) -> Response:
-    return json_response(
-        TokenizedPrompt(
-            count=len(tokens),
-            max_model_len=model.manifest.max_tokens,
-            tokens=list(tokens),
-            token_strs=None,
-        )
-    )
 
 
 def _read_chat_template(model: RegisteredModel) -> str | None:

@@ -93,7 +93,7 @@ class TokenizedPrompt(TypedDict):
     """The token ids of a prompt, as vLLM returns them."""
 
     count: int
-    max_model_len: int  # of the model; `max_context_tokens` of the server may be less
+    max_model_len: int  # tokens of prompt and answer
     tokens: list[int]
     token_strs: None
 

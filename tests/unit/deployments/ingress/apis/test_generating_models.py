@@ -34,6 +34,7 @@ async def test_generative_model_is_listed_with_its_task(http: httpx.AsyncClient)
         entry = (await http.get(path)).json()
         assert (entry["id"], entry["state"]) == (DECODER, "ready")
         assert entry["tasks"] == ["text-generation"]
+        assert (entry["max_tokens"], entry["max_model_len"]) == (256, 200)
         assert entry["devices"]["cpu"].pop("size_bytes") > 0
         assert entry["devices"] == {
             "cpu": {

@@ -33,6 +33,7 @@ async def test_model_facts_have_tasks_and_devices(tiny_store: Path) -> None:
     assert facts["state"] == "ready"
     assert facts["tasks"][:2] == ["feature-extraction", "sentence-similarity"]
     assert (facts["max_tokens"], facts["width"]) == (MAX_TOKENS, WIDTH)
+    assert facts["max_model_len"] == MAX_TOKENS
     assert facts["similarity"] == "cosine"
     sizes = [device.pop("size_bytes") for device in facts["devices"].values()]
     assert 0 < sizes[0] < facts["size_bytes"]

@@ -15,13 +15,13 @@ from tests.support.decoder_artifacts import DECODER
 from tests.support.in_process import InProcess
 
 USER = {"role": "user", "content": "the rain"}
-CONTEXT = 256  # tokens that the model was trained for
+CONTEXT = 200  # less than the model allows
 
 
 @pytest.fixture
 async def http(writing_store: Path) -> AsyncIterator[httpx.AsyncClient]:
     """Return a client of a server whose first model is an embedding model."""
-    writes = GeneratorSettings(kv_slots=2, max_context_tokens=200)
+    writes = GeneratorSettings(kv_slots=2, max_context_tokens=CONTEXT)
     async with InProcess(writing_store, (EMBEDDER, DECODER), writes=writes).client() as client:
         yield client
 
