@@ -24,7 +24,7 @@ POSTS = {
     *("/", "/v1", "/invocations", "/models/{id}", TASK, "/pipeline/{task}/{id}"),
     *("/v1/embeddings", "/embeddings", "/models/{id}/v1/embeddings"),
     *("/embed", "/embed_all", "/embed_sparse", "/predict", "/similarity", "/tokenize", "/decode"),
-    "/detokenize",
+    *("/detokenize", "/score", "/v1/score"),
     *("/rerank", "/v1/rerank", "/v2/rerank", "/classify", "/v1/embed", "/v2/embed"),
     *("/v2/models/{id}/infer", f"{VERSION}/infer", "/v2/repository/index"),
     *("/v2/repository/models/{id}/load", "/v2/repository/models/{id}/unload"),

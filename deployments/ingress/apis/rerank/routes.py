@@ -1,8 +1,10 @@
-"""Routes of the rerank APIs, and of Infinity's classification.
+"""Routes of the rerank APIs, of vLLM's scores and of Infinity's classification.
 
 POST /rerank  /v1/rerank  /v2/rerank          `texts`: response of text-embeddings-inference
                                               `documents`: response of Cohere, Jina, Infinity
 POST /models/{id}/rerank  .../v1/rerank  .../v2/rerank
+POST /score  /v1/score                        vLLM
+POST /models/{id}/score  .../v1/score
 POST /classify  /models/{id}/classify         Infinity
 """
 
@@ -11,6 +13,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any, ClassVar
 
 from starlette.requests import Request
@@ -23,7 +26,10 @@ from deployments.ingress.apis.rerank.schemas import (
     ClassifyBody,
     ClassifyResponse,
     DocumentsBody,
+    PairScore,
     RerankResponse,
+    ScoreBody,
+    ScoreResponse,
     ScoringResponse,
     TextsBody,
     build_ranked_document,
@@ -35,14 +41,18 @@ from deployments.ingress.apis.shared.cohere_forms import (
     read_api_version,
 )
 from deployments.ingress.apis.shared.context import ApiContext
-from deployments.ingress.apis.shared.inference_requests import build_inference_request
+from deployments.ingress.apis.shared.inference_requests import (
+    InferenceBody,
+    build_inference_request,
+)
 from deployments.ingress.apis.shared.response_headers import (
     INFERENCE_HEADERS,
     inference_headers,
 )
 from deployments.ingress.apis.shared.tei_responses import TEI_ERROR_FORMAT, tei_response_headers
-from deployments.ingress.apis.shared.token_usage import build_embeddings_usage
+from deployments.ingress.apis.shared.token_usage import Usage, build_embeddings_usage
 from deployments.ingress.apis.shared.unsupported_fields import reject_unsupported_fields
+from deployments.ingress.choices import gather_or_cancel
 from deployments.ingress.http.api import (
     Access,
     ErrorFormat,
@@ -54,12 +64,14 @@ from deployments.ingress.http.api import (
 from deployments.ingress.http.application import route_path
 from deployments.ingress.http.bodies import json_response, read_json_object
 from deployments.ingress.http.errors import rename_error_fields
+from deployments.ingress.limits import check_count
 from deployments.ingress.requests import InferenceResponse
 from deployments.tasks.ranking import RankedText, RankingParameters
 
 # Fields of an InferenceRequest and their names in the body, for errors.
 TEXTS_FIELDS = {"inputs.": "", "parameters.": ""}
 DOCUMENTS_FIELDS = {"inputs.texts": "documents", "inputs.": "", "parameters.": ""}
+SCORE_FIELDS = {"inputs.texts": "text_2", "inputs.query": "text_1", "parameters.": ""}
 CLASSIFY_FIELDS = {"inputs": "input", "parameters.": ""}
 VERSIONED_PATHS = ("/v1/rerank", "/v2/rerank")
 # Paths that text-embeddings-inference (TEI) also has. Errors have TEI's format unless the body has
@@ -88,7 +100,19 @@ class RerankRoutes:
             self._rerank_operation(TEI_PATHS, TEI_ERROR_FORMAT, COHERE_ERROR_FORMAT),
             Operation(
                 method="POST",
-                paths=("/classify", "/models/{id:path}/classify"),
+                paths=_with_models("/v1/score", "/score"),
+                handler=self.score,
+                summary="Score pairs of texts",
+                access=Access.INFER,
+                body=build_schema(ScoreBody),
+                response=build_schema(ScoreResponse),
+                examples={"one with two": {"text_1": SEARCH["query"], "text_2": ANIMALS}},
+                runs_model=True,
+                headers=INFERENCE_HEADERS,
+            ),
+            Operation(
+                method="POST",
+                paths=_with_models("/classify"),
                 handler=self.classify,
                 summary="Classify texts",
                 access=Access.INFER,
@@ -103,7 +127,7 @@ class RerankRoutes:
     def _rerank_operation(self, paths: tuple[str, ...], *error_formats: ErrorFormat) -> Operation:
         return Operation(
             method="POST",
-            paths=(*paths, *(f"/models/{{id:path}}{path}" for path in paths)),
+            paths=_with_models(*paths),
             handler=self.rerank,
             summary="Rank texts or documents by relevance to a query",
             access=Access.INFER,
@@ -135,7 +159,7 @@ class RerankRoutes:
     async def _rank_texts(self, request: Request, body: TextsBody) -> Response:
         parameters = body.model_dump(include=set(RankingParameters.model_fields), exclude_none=True)
         with rename_error_fields(TEXTS_FIELDS):
-            response = await self._rank(request, body, body.texts, parameters)
+            response = await self._rank(request, body, body.query, body.texts, parameters)
         return json_response(response.result.value, headers=tei_response_headers(response))
 
     async def _rank_documents(self, request: Request, body: DocumentsBody) -> Response:
@@ -143,7 +167,7 @@ class RerankRoutes:
         texts = [document_text(document) for document in body.documents]
         parameters = body.model_dump(include={"raw_scores", "instruction"}, exclude_none=True)
         with rename_error_fields(DOCUMENTS_FIELDS):
-            response = await self._rank(request, body, texts, parameters)
+            response = await self._rank(request, body, body.query, texts, parameters)
         returned_texts = texts if body.return_documents else None
         bare = self._is_tei_path(request)
         shared = build_scoring_response(response)
@@ -161,19 +185,58 @@ class RerankRoutes:
     async def _rank(
         self,
         request: Request,
-        body: TextsBody | DocumentsBody,
-        texts: list[str],
+        body: InferenceBody,
+        query: str,
+        texts: Sequence[str],
         parameters: Mapping[str, Any],
     ) -> InferenceResponse:
         return await self._pipeline.infer(
             build_inference_request(
                 request,
                 body,
-                {"query": body.query, "texts": texts},
+                {"query": query, "texts": texts},
                 TaskName.TEXT_RANKING,
                 parameters,
             )
         )
+
+    async def score(self, request: Request) -> Response:
+        """Return the score of each pair, in the order of the request."""
+        raw = await read_json_object(request, self._pipeline.settings.limits)
+        body = parse_body(ScoreBody, raw)
+        queries, texts = _list(body.text_1), _list(body.text_2)
+        check_count("text_1", len(queries), self._pipeline.settings.limits.items)
+        if len(queries) not in (1, len(texts)):
+            raise InvalidField(
+                f"`text_1` has {len(queries)} texts and `text_2` {len(texts)}; send one text in "
+                "`text_1`, or as many as in `text_2`",
+                field="text_1",
+            )
+        parameters = body.model_dump(include={"instruction"}, exclude_none=True)
+        groups = [texts] if len(queries) == 1 else [[text] for text in texts]
+        with rename_error_fields(SCORE_FIELDS):
+            responses = await gather_or_cancel(
+                [
+                    self._rank(request, body, query, group, parameters)
+                    for query, group in zip(queries, groups, strict=True)
+                ]
+            )
+        scores = [
+            ranked["score"]
+            for response in responses
+            for ranked in sorted(response.result.value, key=itemgetter("index"))
+        ]
+        tokens = sum(response.result.timings.tokens for response in responses)
+        content = {
+            **build_scoring_response(responses[0]),
+            "usage": Usage(prompt_tokens=tokens, total_tokens=tokens),
+            "object": "list",
+            "data": [
+                PairScore(index=index, object="score", score=score)
+                for index, score in enumerate(scores)
+            ],
+        }
+        return json_response(content, headers=inference_headers(responses[0]))
 
     async def classify(self, request: Request) -> Response:
         """Return all labels of each text, best first."""
@@ -197,6 +260,15 @@ class RerankRoutes:
     def _is_tei_path(self, request: Request) -> bool:
         """Return whether text-embeddings-inference also has the path of the request."""
         return not route_path(request.scope).endswith(VERSIONED_PATHS)
+
+
+def _with_models(*paths: str) -> tuple[str, ...]:
+    """Return the paths, and each of them below a model; longer paths must come first."""
+    return *paths, *(f"/models/{{id:path}}{path}" for path in paths)
+
+
+def _list(texts: str | list[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else texts
 
 
 def build_scoring_response(response: InferenceResponse) -> ScoringResponse:

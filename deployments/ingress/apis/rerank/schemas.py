@@ -64,6 +64,18 @@ class ClassifyBody(BaseModel):
     raw_scores: bool | None = None
 
 
+class ScoreBody(BaseModel):
+    """Body of `/score` of vLLM: one text with many, or as many texts on both sides."""
+
+    model_config = LENIENT
+
+    text_1: one_or_many(NonEmptyText)  # type: ignore[valid-type]  # built by a function
+    text_2: one_or_many(NonEmptyText)  # type: ignore[valid-type]
+    model: str | None = None
+    options: RawOptions = None
+    instruction: str | None = None  # for rerankers that read one
+
+
 UNSUPPORTED_RERANK_FIELDS: UnsupportedFields = {
     "rank_fields": ((["text"], []), "send documents that are texts"),
 }
@@ -103,6 +115,21 @@ class ClassifyResponse(ScoringResponse):
 
     object: Literal["classify"]
     data: list[list[LabelScore]]
+
+
+class PairScore(TypedDict):
+    """The score of one pair. `index` is its position in the request."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoreResponse(ScoringResponse):
+    """Response of `/score`."""
+
+    object: Literal["list"]
+    data: list[PairScore]
 
 
 def document_text(document: str | RerankDocument) -> str:

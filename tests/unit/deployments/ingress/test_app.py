@@ -54,7 +54,7 @@ async def test_unknown_route_has_the_error_format_of_its_family_and_names_it(
     assert error["message"] == (
         "no route matches /v1/poems; there are /v1/chat/completions, /v1/completions, "
         "/v1/embed, /v1/embeddings, /v1/messages, /v1/messages/count_tokens, /v1/models, "
-        "/v1/rerank, /v1/responses, /v1/responses/input_tokens; see /docs"
+        "/v1/rerank, /v1/responses, /v1/responses/input_tokens, /v1/score; see /docs"
     )
     assert "/v2/repository/index" in open_inference.json()["error"]
 
