@@ -175,8 +175,8 @@ class ChildProcesses:
     ) -> list[str]:
         """Stop Serve, which finishes running requests. Then stop Ray and all remaining processes.
 
-        Requests that run for longer than `serve_stop_s` are cut, and those that still run when
-        `is_urgent` returns True. Return the names of processes that are still alive.
+        Requests that run for longer than `serve_stop_s` are cut. Once `is_urgent` returns True, all
+        that still runs is killed. Return the names of processes that are still alive.
         """
         # Serve has stopped once its controller has ended. `serve run` does not notice this end,
         # because Ray repeats the last call of `serve run` to the controller forever.
@@ -186,7 +186,7 @@ class ChildProcesses:
             serve_stop_s,
             lambda: is_urgent() or not self._has_controller(),
         )
-        self._end("ray", signal.SIGTERM, RAY_STOP_S)
+        self._end("ray", signal.SIGTERM, RAY_STOP_S, is_urgent)
         kill_remaining(self._session)
         remaining = sorted(self.names())
         if not remaining:
